@@ -1,0 +1,101 @@
+//metronome:pure
+
+package sched
+
+import (
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/kv"
+)
+
+// Submit gives a request to the decode core.
+type Submit struct {
+	Req       ReqID
+	Prompt    []int32       // the core keeps it; never written by either side again
+	MaxTokens int           // at least 1
+	StopIDs   []int32       // ids that end the answer (end-of-sequence among them unless ignored); not emitted
+	Addr      string        // bootstrap address host:port; "": pages come by Adopt
+	Room      int64         // 0 … 2^63-1
+	DPRank    int           // the prefill's DP rank when the request names it, else -1
+	Deadline  time.Duration // since process start; Never: none
+}
+
+// Adopt gives the decode core a request whose prompt this process has just
+// computed (serve): the pages are already in the shared pool and change owner.
+type Adopt struct {
+	Submit
+	Pages []kv.Page
+	First int32 // the first output token
+}
+
+// PagesLanded: every link of the grant has all its pages, FIRST and END ok.
+type PagesLanded struct {
+	Grant  GrantID
+	First  int32
+	Cached int // prompt tokens that P took from its prefix cache
+}
+
+// TransferFailed: the grant cannot complete. Its pages stay in quarantine
+// until TransferQuiesced.
+type TransferFailed struct {
+	Grant GrantID
+	Cause *Error
+}
+
+// TransferQuiesced: no link will write the grant's pages any more. It follows
+// every Revoke and every TransferFailed, once. It does not follow PagesLanded.
+type TransferQuiesced struct{ Grant GrantID }
+
+// GrantHeard: DATA, BUSY or END arrived for the grant. The driver sends it at
+// most once a second for each grant.
+type GrantHeard struct{ Grant GrantID }
+
+func (*Submit) event()           {}
+func (*Adopt) event()            {}
+func (*PagesLanded) event()      {}
+func (*TransferFailed) event()   {}
+func (*TransferQuiesced) event() {}
+func (*GrantHeard) event()       {}
+
+// Grant opens pages to P. Recompute says that P shall compute these tokens
+// anew (after a preemption) instead of waiting for a request of its own.
+type Grant struct {
+	Grant     GrantID
+	Req       ReqID
+	Room      int64
+	Links     []LinkID  // all links of the room, ascending
+	Prefix    int       // tokens that D holds already: whole pages, not sent
+	Tokens    int       // tokens that P must deliver up to: pages cover [Prefix, Tokens)
+	Pages     []kv.Page // destination, in order; entry i holds positions Prefix+i*page …
+	Recompute []int32   // nil, or prompt and output so far
+	Index     int       // Recompute: index of the output token that FIRST will carry
+}
+
+// AbortNotice tells P that a room which was never granted has ended at D.
+type AbortNotice struct {
+	Link LinkID
+	Room int64
+}
+
+// Preempt tells the driver of serve that a running request lost its pages and
+// must be prefilled again by the prefill core of the same process.
+type Preempt struct {
+	Req    ReqID
+	Tokens []int32 // prompt and output so far
+	Index  int     // index of the next output token
+}
+
+// DecodeReady is what the driver must do after a Step. All slices are reused
+// at the next Step, except what Batch points to.
+type DecodeReady struct {
+	Emits    []Emit
+	Finishes []Finish
+	Batch    *Batch // at most one outstanding; nil: none to start
+	Grants   []Grant
+	Revokes  []GrantID // drop the grant's entries on all links, send ABORT
+	Notices  []AbortNotice
+	Preempts []Preempt    // serve only
+	Peer     []PeerAction // for the peer network
+	Fatal    *Error       // every open request has ended; exit 1 within 1 s
+	Deadline time.Duration
+}

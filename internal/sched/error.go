@@ -1,0 +1,40 @@
+//metronome:pure
+
+package sched
+
+import (
+	"fmt"
+	"time"
+)
+
+// Code is the stable word of a failure; the same words as on HTTP.
+type Code string
+
+// The codes a core ends requests with. The driver maps them to HTTP by name.
+const (
+	ContextLengthExceeded Code = "context_length_exceeded"
+	DeadlineExceeded      Code = "deadline_exceeded"
+	Overloaded            Code = "overloaded"
+	ClientGone            Code = "client_gone"
+	Internal              Code = "internal"
+	PrefillUnreachable    Code = "prefill_unreachable"
+	DecodeUnreachable     Code = "decode_unreachable"
+	KVTransferFailed      Code = "kv_transfer_failed"
+	PeerMismatch          Code = "peer_mismatch"
+	NoPrefill             Code = "no_prefill"
+	Draining              Code = "draining"
+)
+
+// Error is why a request, a peer or the process ends.
+type Error struct {
+	Code       Code
+	Message    string
+	RetryAfter time.Duration // 0: none
+	NoWork     bool          // DeadlineExceeded before any work was done (HTTP 408, else 504)
+}
+
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+func errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}

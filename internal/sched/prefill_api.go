@@ -1,0 +1,119 @@
+//metronome:pure
+
+package sched
+
+import (
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/kv"
+)
+
+// SubmitPrefill gives a request to the prefill core.
+type SubmitPrefill struct {
+	Req      ReqID
+	Prompt   []int32
+	Room     int64 // -1: local (serve): no grant, pages are handed over
+	Index    int   // index of the output token to draw after the prompt: 0, or more in a recompute
+	MaxHit   int   // a prefix hit covers at most this many tokens; never more than len(Prompt)-1
+	Deadline time.Duration
+	// Grant is set when the request came as RECOMPUTE: it has no HTTP leg.
+	Grant GrantKey
+}
+
+// GrantKey names a grant at P: D's instance (0 … for each D process met, as
+// the driver numbers them) and D's number for it.
+type GrantKey struct {
+	Peer  uint64
+	Grant GrantID
+}
+
+// RoomGranted: every D rank that shares this room has sent its GRANT on every
+// link. The driver joins them (transfer.Sender).
+type RoomGranted struct {
+	Key    GrantKey
+	Room   int64
+	Prefix int // tokens that D holds already
+	Tokens int // prompt tokens, must equal the request's
+}
+
+// RoomClosed: D took the grant back (ABORT), or a link of it ended.
+// Cause says which. A grantless ABORT (notice) has Key.Grant 0 and the room.
+type RoomClosed struct {
+	Key   GrantKey
+	Room  int64
+	Cause *Error
+}
+
+// Received: D has everything and said so on every link. The request is done.
+type Received struct{ Req ReqID }
+
+// SendFailed: the pages of a request cannot be delivered.
+type SendFailed struct {
+	Req   ReqID
+	Cause *Error
+}
+
+// SendQuiesced: after CloseSend, no frame that names the request's pages is
+// queued or begun any more.
+type SendQuiesced struct{ Req ReqID }
+
+func (*SubmitPrefill) event() {}
+func (*RoomGranted) event()   {}
+func (*RoomClosed) event()    {}
+func (*Received) event()      {}
+func (*SendFailed) event()    {}
+func (*SendQuiesced) event()  {}
+
+// OpenSend tells the sender where a request's pages are. It comes before the
+// first batch of the request, and again (same Req) when the request was
+// restarted after it gave its pages up before its grant.
+type OpenSend struct {
+	Req    ReqID
+	Room   int64
+	Tokens int       // prompt tokens
+	Cached int       // tokens that lie in the prefix cache already: final in every layer
+	Pages  []kv.Page // the whole prompt's block table; belongs to the sender until SendQuiesced or Received
+}
+
+// BindSend joins an open send to the grant that D opened for its room: from
+// now on final pages go out.
+type BindSend struct {
+	Req ReqID
+	Key GrantKey
+}
+
+// CloseSend ends a send: queued frames are dropped, a begun one is finished,
+// END goes out with the cause (nil when D asked for it). SendQuiesced follows.
+type CloseSend struct {
+	Req   ReqID
+	Cause *Error
+}
+
+// RefuseGrant answers a grant that no request will serve (END with the cause).
+type RefuseGrant struct {
+	Key   GrantKey
+	Cause *Error
+}
+
+// HandOver (serve) passes a computed prompt to the decode core: the pages
+// change owner.
+type HandOver struct {
+	Req    ReqID
+	Pages  []kv.Page
+	First  int32
+	Cached int
+}
+
+// PrefillReady is what the driver must do after a Step, in the order of the
+// fields. All slices are reused at the next Step, except what Batch points to.
+type PrefillReady struct {
+	Opens     []OpenSend
+	Binds     []BindSend
+	Firsts    []Emit // the sampled first token of a request, for FIRST; Row as in Emit
+	Closes    []CloseSend
+	Refuses   []RefuseGrant
+	HandOvers []HandOver
+	Finishes  []Finish
+	Batch     *Batch
+	Deadline  time.Duration
+}
