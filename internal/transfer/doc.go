@@ -1,0 +1,3 @@
+// Package transfer moves KV pages from prefill (Sender) to decode (Receiver)
+// over TCP.
+package transfer
