@@ -1,0 +1,130 @@
+package api
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var parsers = map[Kind]func([]byte) (*Request, *Error){Chat: ParseChat, Completion: ParseCompletion, Generate: ParseGenerate}
+
+func TestParseTakes(t *testing.T) {
+	seed := func(v uint64) *uint64 { return &v }
+	base := func(kind Kind, maxTokens int) Request {
+		return Request{Kind: kind, N: 1, MaxTokens: maxTokens, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1, DPRank: -1, ItemNum: 1}
+	}
+	for _, tc := range []struct {
+		name, body string
+		want       func() Request
+	}{
+		{"chat", `{"model":"m","messages":[{"role":"user","content":"hi"}],"temperature":0,"stream":true,"stream_options":{"include_usage":true},"seed":-1}`, func() Request {
+			r := base(Chat, -1)
+			r.Model, r.Messages, r.Temperature, r.Stream, r.IncludeUsage, r.Seed = "m", []Message{{"user", "hi"}}, 0, true, true, seed(math.MaxUint64)
+			return r
+		}},
+		{"chat parts and logprobs", `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],"logprobs":true,"top_logprobs":3,"max_completion_tokens":5,"stop":"x","n":2}`, func() Request {
+			r := base(Chat, 5)
+			r.Messages, r.Logprobs, r.Stop, r.N, r.ItemNum = []Message{{"user", "ab"}}, 3, []string{"x"}, 2, 2
+			return r
+		}},
+		{"defaults may be spelled out", `{"messages":[{"role":"user","content":"hi"}],"tools":[],"response_format":{"type": "text"},"echo":null,"user":"u","Model":"not ours"}`, func() Request {
+			r := base(Chat, -1)
+			r.Messages = []Message{{"user", "hi"}}
+			return r
+		}},
+		{"completion ids", `{"prompt":[1,2,3],"logprobs":2,"logit_bias":{"5":-100},"top_k":-1}`, func() Request {
+			r := base(Completion, 16)
+			r.Prompts, r.Logprobs, r.LogitBias = []Prompt{{IDs: []int32{1, 2, 3}}}, 2, []Bias{{5, -100}}
+			return r
+		}},
+		{"completion list", `{"prompt":["a","b"],"n":2,"bootstrap_room":9223372036854775803,"bootstrap_host":"h","bootstrap_port":8998}`, func() Request {
+			r := base(Completion, 16)
+			r.Prompts, r.List, r.N, r.ItemNum = []Prompt{{Text: "a"}, {Text: "b"}}, true, 2, 4
+			for i := range int64(4) {
+				r.Pairs = append(r.Pairs, Pairing{"h", 8998, 9223372036854775803 + i})
+			}
+			return r
+		}},
+		{"generate", `{"text":"t","sampling_params":{"max_new_tokens":3,"sampling_seed":7,"stop_token_ids":[2],"ignore_eos":true,"temperature":0.5},"return_logprob":true,"rid":"r","bootstrap_host":["a"],"bootstrap_port":[null],"bootstrap_room":[0],"temperature":9}`, func() Request {
+			r := base(Generate, 3)
+			r.Prompts, r.Seed, r.StopIDs, r.IgnoreEOS, r.Temperature, r.Logprobs, r.RIDs = []Prompt{{Text: "t"}}, seed(7), []int32{2}, true, 0.5, 0, []string{"r"}
+			r.Pairs = []Pairing{{"a", 0, 0}}
+			return r
+		}},
+	} {
+		want := tc.want()
+		got, err := parsers[want.Kind]([]byte(tc.body))
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		if d := cmp.Diff(&want, got); d != "" {
+			t.Errorf("%s: (-want +got)\n%s", tc.name, d)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		kind        Kind
+		body        string
+		code        Code
+		param, text string
+	}{
+		{Chat, `{"messages":`, InvalidRequest, "", "not JSON"},
+		{Chat, `[]`, InvalidRequest, "", "JSON object"},
+		{Chat, `{}`, InvalidRequest, "messages", "missing"},
+		{Chat, `{"messages":[]}`, InvalidRequest, "messages", "at least one"},
+		{Chat, `{"messages":[{"role":"user"}]}`, InvalidRequest, "messages[0]", "content"},
+		{Chat, `{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}`, Unsupported, "messages[0].content", "image_url"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]}`, Unsupported, "tools", "not supported"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"temperature":"hot"}`, InvalidRequest, "temperature", "a number"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"temperature":1e999}`, InvalidRequest, "temperature", "a number"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"n":0}`, InvalidRequest, "n", "from 1"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"max_tokens":1.5}`, InvalidRequest, "max_tokens", "an integer"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"stream":1}`, InvalidRequest, "stream", "true or false"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"top_logprobs":1}`, InvalidRequest, "top_logprobs", "logprobs"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"n":1,"n":2}`, InvalidRequest, "n", "twice"},
+		{Completion, `{"prompt":{}}`, InvalidRequest, "prompt", "a string"},
+		{Completion, `{"prompt":[1,"a"]}`, InvalidRequest, "prompt", "a list"},
+		{Completion, `{"prompt":["1"],"prompt_logprobs":1}`, Unsupported, "prompt_logprobs", "not supported"},
+		{Completion, `{"prompt":[-1]}`, InvalidRequest, "prompt", ""},
+		{Completion, `{"prompt":"a","echo":true}`, Unsupported, "echo", ""},
+		{Completion, `{"prompt":"a","stop":[""]}`, InvalidRequest, "stop", "1 to"},
+		{Completion, `{"prompt":"a","logit_bias":{"x":1}}`, InvalidRequest, "logit_bias", "token ids"},
+		{Completion, `{"prompt":["a","b"],"bootstrap_room":[1,2,3]}`, InvalidRequest, "", "3 entries for 2"},
+		{Completion, `{"prompt":["a","b"],"bootstrap_room":9223372036854775807}`, InvalidRequest, "", "no room numbers"},
+		{Completion, `{"prompt":"a","bootstrap_room":9223372036854775808}`, InvalidRequest, "bootstrap_room", "an integer"},
+		{Completion, `{"prompt":"a","bootstrap_room":1e3}`, InvalidRequest, "bootstrap_room", "an integer"},
+		{Generate, `{"text":"a","input_ids":[1]}`, InvalidRequest, "input_ids", "once"},
+		{Generate, `{"input_ids":"a"}`, InvalidRequest, "input_ids", "token ids"},
+		{Generate, `{"text":"a","sampling_params":{"regex":"x"}}`, Unsupported, "regex", ""},
+		{Generate, `{"text":"a","sampling_params":[]}`, InvalidRequest, "sampling_params", "JSON object"},
+		{Generate, `{"text":["a","b"],"rid":["x","y","z"]}`, InvalidRequest, "", "3 entries"},
+	} {
+		_, err := parsers[tc.kind]([]byte(tc.body))
+		if err == nil {
+			t.Errorf("%s: taken", tc.body)
+			continue
+		}
+		if err.Code != tc.code || err.Param != tc.param || !strings.Contains(err.Message, tc.text) {
+			t.Errorf("%s: got %s param %q %q, want %s param %q …%s…", tc.body, err.Code, err.Param, err.Message, tc.code, tc.param, tc.text)
+		}
+	}
+}
+
+func TestTokens(t *testing.T) {
+	tok := NewTokens("alpha", "beta")
+	for header, want := range map[string]Code{"": Unauthorized, "Basic alpha": Unauthorized, "Bearer ": Unauthorized, "Bearer gamma": Forbidden,
+		"Bearer alpha": "", "bearer beta": ""} {
+		err := tok.Authorize(header)
+		if (err == nil) != (want == "") || err != nil && err.Code != want {
+			t.Errorf("%q: got %v, want %q", header, err, want)
+		}
+	}
+	if err := (Tokens{}).Authorize(""); err != nil {
+		t.Errorf("without tokens: %v", err)
+	}
+}
