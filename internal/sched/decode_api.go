@@ -8,6 +8,20 @@ import (
 	"github.com/metronome-serve/metronome/internal/kv"
 )
 
+// DecodeConfig is frozen by NewDecode. Zero takes the default in brackets.
+type DecodeConfig struct {
+	MaxRunning     int           // sequences in a batch [64]
+	MaxQueued      int           // requests whose peer is known and that do not run yet [512]
+	MaxGrants      int           // requests granted or waiting, and grants taken back but not quiesced [2*MaxRunning]
+	Context        int           // tokens of prompt and answer together [8192]
+	ReservedTokens int           // growth that admission keeps free for each sequence ahead [512]
+	Vocab          int           // a first token outside [0, Vocab) fails its transfer [0: not checked]
+	KVTimeout      time.Duration // silence about a granted transfer [30s]
+	Serve          bool          // pages come by Adopt and go by Preempt: there are no peers
+	PrefixCache    bool          // share and keep the pages of common prefixes
+	Peers          PeersConfig   // not looked at with Serve
+}
+
 // Submit gives a request to the decode core.
 type Submit struct {
 	Req       ReqID
@@ -22,10 +36,13 @@ type Submit struct {
 
 // Adopt gives the decode core a request whose prompt this process has just
 // computed (serve): the pages are already in the shared pool and change owner.
+// It is never refused. For a request that was preempted (Index > 0), Prompt is
+// that of the Preempt: prompt and output so far.
 type Adopt struct {
 	Submit
-	Pages []kv.Page
-	First int32 // the first output token
+	Pages []kv.Page // of HandOver; belongs to the core from now on
+	First int32     // the output token that follows Prompt
+	Index int       // its index: 0, or that of the Preempt
 }
 
 // PagesLanded: every link of the grant has all its pages, FIRST and END ok.
@@ -78,7 +95,8 @@ type AbortNotice struct {
 }
 
 // Preempt tells the driver of serve that a running request lost its pages and
-// must be prefilled again by the prefill core of the same process.
+// must be prefilled again by the prefill core of the same process. The decode
+// core has forgotten it: a request is in one core at a time, and that one ends it.
 type Preempt struct {
 	Req    ReqID
 	Tokens []int32 // prompt and output so far
@@ -96,6 +114,6 @@ type DecodeReady struct {
 	Notices  []AbortNotice
 	Preempts []Preempt    // serve only
 	Peer     []PeerAction // for the peer network
-	Fatal    *Error       // every open request has ended; exit 1 within 1 s
+	Fatal    *Error       // sticky; every open request has ended; exit 1 within 1 s
 	Deadline time.Duration
 }

@@ -12,6 +12,7 @@ type Code string
 
 // The codes a core ends requests with. The driver maps them to HTTP by name.
 const (
+	InvalidRequest        Code = "invalid_request"
 	ContextLengthExceeded Code = "context_length_exceeded"
 	DeadlineExceeded      Code = "deadline_exceeded"
 	Overloaded            Code = "overloaded"

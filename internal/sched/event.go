@@ -45,7 +45,7 @@ const (
 	Transfer                     // granted; pages are arriving
 	Waiting                      // has all its pages; waits for a place in the batch
 	Running                      // in the batch
-	Finished
+	Finished                     // ended; the record is gone
 
 	Bootstrapping // P: waits for the grant, not computing
 	Queued        // P: may compute; waits for a place in a prefill batch

@@ -8,15 +8,27 @@ import (
 	"github.com/metronome-serve/metronome/internal/kv"
 )
 
+// PrefillConfig is frozen by NewPrefill. Zero takes the default in brackets.
+type PrefillConfig struct {
+	MaxRunning       int           // prompts in a batch [64]
+	MaxQueued        int           // requests that do not compute yet [512]
+	MaxParked        int           // grants whose request has not come yet [4096]
+	Chunk            int           // tokens of one batch, over all its rows; at least a page [512]
+	Context          int           // tokens of a prompt [8192]
+	BootstrapTimeout time.Duration // how long a request waits for its grant, and a grant for its request [300s]
+	PrefixCache      bool          // share and keep the pages of common prefixes
+}
+
 // SubmitPrefill gives a request to the prefill core.
 type SubmitPrefill struct {
 	Req      ReqID
 	Prompt   []int32
 	Room     int64 // -1: local (serve): no grant, pages are handed over
 	Index    int   // index of the output token to draw after the prompt: 0, or more in a recompute
-	MaxHit   int   // a prefix hit covers at most this many tokens; never more than len(Prompt)-1
+	MaxHit   int   // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
 	Deadline time.Duration
 	// Grant is set when the request came as RECOMPUTE: it has no HTTP leg.
+	// RoomGranted with the same key follows it.
 	Grant GrantKey
 }
 
@@ -96,12 +108,16 @@ type RefuseGrant struct {
 }
 
 // HandOver (serve) passes a computed prompt to the decode core: the pages
-// change owner.
+// change owner, and the prefill core has forgotten the request. The driver
+// steps the decode core with the Adopt at once, whatever else it knows.
 type HandOver struct {
 	Req    ReqID
+	Prompt []int32
 	Pages  []kv.Page
-	First  int32
-	Cached int
+	First  int32 // the output token that follows Prompt
+	Index  int   // its index
+	Row    int   // the row of the batch just done that it came from
+	Cached int   // prompt tokens that were in the prefix cache
 }
 
 // PrefillReady is what the driver must do after a Step, in the order of the
