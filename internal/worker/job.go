@@ -27,9 +27,9 @@ type Job struct {
 	Room int64
 	// DPRank is the prefill's DP rank when the request names it, else -1.
 	DPRank int
-	// MaxHit bounds a prefix-cache hit in tokens (prompt logprobs need the
-	// positions after it computed). 0: no bound but len(Prompt)-1; -1: no hit at all.
-	MaxHit int
+	// ScorePrompt asks for the log-probability of each prompt token: the item
+	// with Index 0 carries them. The prefix cache is not used then.
+	ScorePrompt bool
 	// Deadline is when the whole request must have ended. Zero: none.
 	Deadline time.Time
 
@@ -43,8 +43,11 @@ type Job struct {
 // Item is one output token, or the end of the answer.
 type Item struct {
 	Out    engine.Output
-	Index  int  // among the request's output tokens
-	Cached int  // with Index 0: prompt tokens that came from a prefix cache
+	Index  int // among the request's output tokens
+	Cached int // with Index 0: prompt tokens that came from a prefix cache
+	// Prompt, with Index 0 of a job with ScorePrompt on the worker that
+	// computed the prompt: Prompt[i] is the log-probability of prompt token i+1.
+	Prompt []float32
 	End    *End // set on the last item, which carries no token
 }
 

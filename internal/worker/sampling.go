@@ -19,7 +19,7 @@ const (
 	samplingVersion = 1
 	samplingHead    = 1 + 6*4 + 3*4 + 8 + 4
 	maxBiases       = 1 << 16 // more than any vocabulary entry count a request may name
-	maxTopLogprobs  = 1 << 10
+	maxTopLogprobs  = 128     // engine refuses more
 )
 
 func encodeSampling(s *engine.Sampling) []byte {
@@ -36,7 +36,7 @@ func encodeSampling(s *engine.Sampling) []byte {
 	b = le.AppendUint32(b, uint32(len(s.LogitBias)))
 	for _, x := range s.LogitBias {
 		b = le.AppendUint32(b, uint32(x.ID))
-		b = le.AppendUint32(b, math.Float32bits(x.Bias))
+		b = le.AppendUint32(b, math.Float32bits(x.Add))
 	}
 	return b
 }
@@ -70,8 +70,8 @@ func decodeSampling(b []byte, vocab int) (engine.Sampling, error) {
 		return s, fmt.Errorf("sampling of %d bytes cannot hold %d logit biases", len(b), n)
 	}
 	for range n {
-		x := engine.Bias{ID: int32(u32()), Bias: math.Float32frombits(u32())}
-		if x.ID < 0 || int(x.ID) >= vocab || math.IsNaN(float64(x.Bias)) || math.IsInf(float64(x.Bias), 0) {
+		x := engine.Bias{ID: int32(u32()), Add: math.Float32frombits(u32())}
+		if x.ID < 0 || int(x.ID) >= vocab || math.IsNaN(float64(x.Add)) || math.IsInf(float64(x.Add), 0) {
 			return s, fmt.Errorf("sampling holds a logit bias for token %d, the vocabulary has %d", x.ID, vocab)
 		}
 		s.LogitBias = append(s.LogitBias, x)
@@ -81,18 +81,13 @@ func decodeSampling(b []byte, vocab int) (engine.Sampling, error) {
 
 func checkSampling(s *engine.Sampling) error {
 	switch {
-	case s.Temperature < 0, s.TopP < 0 || s.TopP > 1, s.MinP < 0 || s.MinP > 1, s.Repetition < 0, s.TopK < -1:
-		return fmt.Errorf("sampling is out of range: temperature %v, top_p %v, min_p %v, top_k %d, repetition_penalty %v",
-			s.Temperature, s.TopP, s.MinP, s.TopK, s.Repetition)
+	case s.Temperature < 0, s.TopP < 0, s.MinP < 0 || s.MinP > 1, s.Repetition < 0:
+		return fmt.Errorf("sampling is out of range: temperature %v, top_p %v, min_p %v, repetition_penalty %v",
+			s.Temperature, s.TopP, s.MinP, s.Repetition)
 	case s.Choice < 0, s.Logprobs < -1 || s.Logprobs > maxTopLogprobs:
 		return fmt.Errorf("sampling is out of range: choice %d, logprobs %d", s.Choice, s.Logprobs)
 	}
 	return nil
-}
-
-// needsHistory says whether the sampler must see prompt and output.
-func needsHistory(s *engine.Sampling) bool {
-	return s.Presence != 0 || s.Frequency != 0 || (s.Repetition != 0 && s.Repetition != 1)
 }
 
 // drawSeed chooses a seed for a request that brought none.
