@@ -289,4 +289,3 @@ func BenchmarkScan(b *testing.B) {
 		}
 	})
 }
-
