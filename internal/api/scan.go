@@ -14,20 +14,9 @@ import (
 // Bounds on what one request body may hold. The size of the whole body is
 // bounded by whoever reads it.
 const (
-	MaxItems  = 4096  // prompts times choices of one request
 	maxDepth  = 10000 // nesting; the limit of encoding/json
 	maxFields = 1024  // top-level fields
 	maxCuts   = 16    // separate runs of pairing fields
-)
-
-// Route is the endpoint a body was sent to. It decides which fields make a
-// batch.
-type Route uint8
-
-const (
-	Chat        Route = iota // POST /v1/chat/completions
-	Completions              // POST /v1/completions
-	Generate                 // POST /generate
 )
 
 // Scanned is what a router needs to know of a request body, found in one pass
@@ -270,10 +259,6 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 	return nil
 }
 
-func wrongType(field, want string) *Error {
-	return &Error{Code: InvalidRequest, Message: field + " must be " + want, Param: field}
-}
-
 // choices takes up a number of choices. Nonsense below one is the worker's to
 // refuse; here it only has to be a number that a room can be drawn for.
 func (s *Scanned) choices(field string, raw []byte) *Error {
@@ -333,10 +318,10 @@ func (s *Scanned) str(v span) string {
 	return string(appendUnquoted(nil, s.body[v.off+1:v.end-1]))
 }
 
-// Items is the number of rooms the request needs on this route, one for each
+// Items is the number of rooms the request needs of this kind, one for each
 // choice of each prompt, and whether the pairing fields are lists. At least 1;
 // more than MaxItems is an error.
-func (s *Scanned) Items(r Route) (items int, batch bool, err *Error) {
+func (s *Scanned) Items(k Kind) (items int, batch bool, err *Error) {
 	prompts, batch := 1, false
 	take := func(l list, isBatch bool) {
 		if isBatch && l.elems > 0 {
@@ -344,8 +329,8 @@ func (s *Scanned) Items(r Route) (items int, batch bool, err *Error) {
 		}
 	}
 	n := s.n
-	switch r {
-	case Completions:
+	switch k {
+	case Completion:
 		take(s.prompt, s.prompt.array && (s.prompt.first == '"' || s.prompt.first == '['))
 	case Generate:
 		take(s.text, s.text.array)
@@ -357,8 +342,8 @@ func (s *Scanned) Items(r Route) (items int, batch bool, err *Error) {
 	return prompts * n, batch || n > 1, nil
 }
 
-// Pairing is what a router puts into both legs of one attempt.
-type Pairing struct {
+// Injection is what a router puts into both legs of one attempt.
+type Injection struct {
 	Host  string  // of the prefill's bootstrap registry; IPv6 in brackets
 	Port  int     // 0: null, the worker then uses its own setting
 	Rooms []int64 // one for each item, fresh for each attempt
@@ -369,7 +354,7 @@ type Pairing struct {
 // client's bytes, referred to and not copied, without its own pairing fields
 // and with p's in front. The inserted text is appended to buf. It returns the
 // longer lists and the length of the new body.
-func (s *Scanned) Splice(dst [][]byte, buf []byte, p Pairing) (segs [][]byte, text []byte, n int) {
+func (s *Scanned) Splice(dst [][]byte, buf []byte, p Injection) (segs [][]byte, text []byte, n int) {
 	mark := len(buf)
 	buf = appendPairing(buf, p)
 	if s.kept {
@@ -392,7 +377,7 @@ func (s *Scanned) Splice(dst [][]byte, buf []byte, p Pairing) (segs [][]byte, te
 	return dst, buf, n
 }
 
-func appendPairing(b []byte, p Pairing) []byte {
+func appendPairing(b []byte, p Injection) []byte {
 	host := func(b []byte) []byte { return appendString(b, p.Host) }
 	port := func(b []byte) []byte {
 		if p.Port == 0 {

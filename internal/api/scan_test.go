@@ -12,7 +12,7 @@ import (
 )
 
 // splice is the whole body that one attempt would send.
-func splice(s *Scanned, p Pairing) []byte {
+func splice(s *Scanned, p Injection) []byte {
 	segs, _, n := s.Splice(nil, nil, p)
 	out := bytes.Join(segs, nil)
 	if len(out) != n {
@@ -21,7 +21,7 @@ func splice(s *Scanned, p Pairing) []byte {
 	return out
 }
 
-var onePair = Pairing{Host: "10.0.0.1", Port: 8998, Rooms: []int64{math.MaxInt64}}
+var onePair = Injection{Host: "10.0.0.1", Port: 8998, Rooms: []int64{math.MaxInt64}}
 
 const onePairText = `"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":9223372036854775807`
 
@@ -59,7 +59,7 @@ func TestSpliceLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := string(splice(&s, Pairing{Host: "[::1]", Rooms: []int64{0, math.MaxInt64}, Batch: true}))
+	got := string(splice(&s, Injection{Host: "[::1]", Rooms: []int64{0, math.MaxInt64}, Batch: true}))
 	want := `{"bootstrap_host":["[::1]","[::1]"],"bootstrap_port":[null,null],"bootstrap_room":[0,9223372036854775807],"text":["a","b"]}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -79,7 +79,7 @@ func TestScanFinds(t *testing.T) {
 
 func TestItems(t *testing.T) {
 	for _, c := range []struct {
-		route Route
+		kind  Kind
 		body  string
 		items int
 		batch bool
@@ -88,12 +88,12 @@ func TestItems(t *testing.T) {
 		{Chat, `{"messages":[],"n":3}`, 3, true},
 		{Chat, `{"messages":[],"n":null}`, 1, false},
 		{Chat, `{"messages":[],"prompt":["a","b"]}`, 1, false},
-		{Completions, `{"prompt":"a"}`, 1, false},
-		{Completions, `{"prompt":[1,2,3]}`, 1, false},
-		{Completions, `{"prompt":["a"]}`, 1, true},
-		{Completions, `{"prompt":["a","b",["c"]],"n":2}`, 6, true},
-		{Completions, `{"prompt": [ [1,2], [3] , [ ] ]}`, 3, true},
-		{Completions, `{"prompt":[]}`, 1, false},
+		{Completion, `{"prompt":"a"}`, 1, false},
+		{Completion, `{"prompt":[1,2,3]}`, 1, false},
+		{Completion, `{"prompt":["a"]}`, 1, true},
+		{Completion, `{"prompt":["a","b",["c"]],"n":2}`, 6, true},
+		{Completion, `{"prompt": [ [1,2], [3] , [ ] ]}`, 3, true},
+		{Completion, `{"prompt":[]}`, 1, false},
 		{Generate, `{"text":"a","sampling_params":{"n":2}}`, 2, true},
 		{Generate, `{"text":["a","b"],"sampling_params":[{"n":2},{"n":2}]}`, 4, true},
 		{Generate, `{"text":["a","b"],"sampling_params":[]}`, 2, true},
@@ -107,7 +107,7 @@ func TestItems(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.body, err)
 		}
-		items, batch, err := s.Items(c.route)
+		items, batch, err := s.Items(c.kind)
 		if err != nil || items != c.items || batch != c.batch {
 			t.Errorf("%s: %d items, batch %v, %v; want %d, %v", c.body, items, batch, err, c.items, c.batch)
 		}
@@ -131,14 +131,14 @@ func TestScanRefuses(t *testing.T) {
 		{`{"stream":true,"str\u0065am":false}`, `"stream" comes twice`, "stream"},
 		{`{"\ud83d\ude00":1,"😀":2}`, "comes twice", "😀"},
 		{`{"bootstrap_room":1,"bootstrap_room":2}`, "comes twice", "bootstrap_room"},
-		{`{"stream":1}`, "stream must be a boolean", "stream"},
-		{`{"model":1}`, "model must be a string", "model"},
-		{`{"n":1.0}`, "n must be an integer", "n"},
-		{`{"n":1e3}`, "n must be an integer", "n"},
-		{`{"n":"3"}`, "n must be an integer", "n"},
-		{`{"n":99999999999999999999999999}`, "n must be an integer", "n"},
-		{`{"n":4097}`, "at most 4096", "n"},
-		{`{"sampling_params":{"n":4097}}`, "at most 4096", "sampling_params.n"},
+		{`{"stream":1}`, "`stream` must be a boolean", "stream"},
+		{`{"model":1}`, "`model` must be a string", "model"},
+		{`{"n":1.0}`, "`n` must be an integer", "n"},
+		{`{"n":1e3}`, "`n` must be an integer", "n"},
+		{`{"n":"3"}`, "`n` must be an integer", "n"},
+		{`{"n":99999999999999999999999999}`, "`n` must be an integer", "n"},
+		{`{"n":1025}`, "at most 1024", "n"},
+		{`{"sampling_params":{"n":1025}}`, "at most 1024", "sampling_params.n"},
 		{many(maxFields + 1), "more than 1024 top-level fields", ""},
 		{`{"a":1`, "ends too early", ""},
 		{`{"a":"` + "\x01" + `"}`, `unexpected '\x01' at byte 6`, ""},
@@ -151,8 +151,8 @@ func TestScanRefuses(t *testing.T) {
 	if _, err := Scan([]byte(many(maxFields))); err != nil {
 		t.Errorf("%d fields: %v", maxFields, err)
 	}
-	s, _ := Scan([]byte(`{"prompt":["a","b"],"n":4096}`))
-	if _, _, err := s.Items(Completions); err == nil {
+	s, _ := Scan([]byte(`{"prompt":["a","b"],"n":1024}`))
+	if _, _, err := s.Items(Completion); err == nil {
 		t.Error("8192 items are let through")
 	}
 }
