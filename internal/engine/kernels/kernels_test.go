@@ -1,0 +1,334 @@
+package kernels
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// The references below are the rules of docs/numerics.md in their plainest
+// form; kernels must give their bits.
+
+func refDot(a, b []float32) float32 {
+	var s [16]float32
+	for i := range a {
+		s[i%16] += float32(a[i] * b[i])
+	}
+	for n := 8; n > 0; n /= 2 {
+		for i := range n {
+			s[i] += s[i+n]
+		}
+	}
+	return s[0]
+}
+
+func refQuantise(x []float32) (q []int32, scale float32) {
+	var amax float32
+	for _, v := range x {
+		amax = max(amax, float32(math.Abs(float64(v))))
+	}
+	scale = amax / 127
+	inv := 1 / scale
+	for _, v := range x {
+		q = append(q, int32(math.RoundToEven(float64(float32(v*inv)))))
+	}
+	return q, scale
+}
+
+func refProduct(m *Matrix, r int, x []float32) float32 {
+	row := m.row(r)
+	var y float32
+	for b := 0; b < m.Cols; b += Block {
+		q, scale := refQuantise(x[b : b+Block])
+		var isum, sum int32
+		switch m.Type {
+		case Q8_0:
+			for i := range q {
+				isum += q[i] * int32(int8(row[2+i]))
+			}
+			d := F16ToF32(binary.LittleEndian.Uint16(row))
+			y += float32(float32(isum) * float32(d*scale))
+			row = row[34:]
+		case Q4_1:
+			for i := range q {
+				w := row[4+i%16]
+				if i >= 16 {
+					w >>= 4
+				}
+				isum += q[i] * int32(w&15)
+				sum += q[i]
+			}
+			d, lo := F16ToF32(binary.LittleEndian.Uint16(row)), F16ToF32(binary.LittleEndian.Uint16(row[2:]))
+			y += float32(float32(isum)*float32(d*scale)) + float32(lo*float32(float32(sum)*scale))
+			row = row[20:]
+		}
+	}
+	return y
+}
+
+func randomMatrix(t testing.TB, rnd *rand.Rand, typ Type, rows, cols int) Matrix {
+	data := make([]byte, typ.RowBytes(cols)*rows)
+	for i := range data {
+		data[i] = byte(rnd.Uint32())
+	}
+	half := func(b []byte) {
+		binary.LittleEndian.PutUint16(b, F32ToF16(float32(rnd.NormFloat64()/50)))
+	}
+	switch typ {
+	case F32:
+		for i := 0; i < len(data); i += 4 {
+			binary.LittleEndian.PutUint32(data[i:], math.Float32bits(float32(rnd.NormFloat64())))
+		}
+	case F16:
+		for i := 0; i < len(data); i += 2 {
+			half(data[i:])
+		}
+	case Q8_0:
+		for i := 0; i < len(data); i += q8Bytes {
+			half(data[i:])
+		}
+	case Q4_1:
+		for i := 0; i < len(data); i += q4Bytes {
+			half(data[i:])
+			half(data[i+2:])
+		}
+	}
+	m, err := NewMatrix(typ, rows, cols, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func fill(rnd *rand.Rand, x []float32) {
+	for i := range x {
+		x[i] = float32(rnd.NormFloat64())
+	}
+}
+
+func seeded(t testing.TB, seed uint64) *rand.Rand {
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 1))
+}
+
+// TestMul compares each product with the plain reference, bit for bit, for one
+// input and many, and for blocks at the edges: zeros, tiny and huge values, and
+// the largest sums that a lane must hold.
+func TestMul(t *testing.T) {
+	rnd := seeded(t, 1)
+	for _, typ := range []Type{F32, F16, Q8_0, Q4_1} {
+		for _, cols := range []int{32, 64, 160, 576} {
+			const rows = 11
+			m := randomMatrix(t, rnd, typ, rows, cols)
+			s := NewScratch(cols)
+			x := NewInput(26, cols, false, typ)
+			fill(rnd, x.f)
+			edges(x, m)
+			for _, n := range []int{26, 1, 2, 3, 4, 5, 12, 13, 25} {
+				x.N = n
+				for g := 0; g < n; g += Group {
+					x.Prepare(g, min(g+Group, n))
+				}
+				y := make([]float32, n*rows)
+				m.Mul(y, rows, x, 0, 4, s)
+				m.Mul(y, rows, x, 4, rows, s)
+				w := make([]float32, cols)
+				for i := range y {
+					r, in := i%rows, x.Row(i/rows)
+					var want float32
+					if typ == F32 || typ == F16 {
+						m.Row(w, r)
+						want = refDot(w, in)
+					} else {
+						want = refProduct(&m, r, in)
+					}
+					if math.Float32bits(y[i]) != math.Float32bits(want) {
+						t.Fatalf("type %d, %d columns, %d inputs: row %d of input %d is %v, want %v", typ, cols, n, r, i/rows, y[i], want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func edges(x *Input, m Matrix) {
+	for i := range Block {
+		x.Row(3)[i], x.Row(4)[i] = 0, 1e-42
+		x.Row(5)[i], x.Row(6)[i] = 1e30, -3 // all q are 127 and -127
+		x.Row(7)[i] = float32(1 - i%2*2)
+	}
+	x.Row(8)[0] = 1e9 // the rest rounds to 0
+	if m.Type == Q8_0 {
+		for r, w := range []byte{0x80, 0x7f} {
+			for i := range Block {
+				m.row(r)[2+i] = w
+			}
+		}
+	}
+	if m.Type == Q4_1 {
+		for i := range 16 {
+			m.row(0)[4+i], m.row(1)[4+i] = 0, 0xff
+		}
+	}
+}
+
+// TestMulPrecise: with Float, quantised weights meet the activations as they are.
+func TestMulPrecise(t *testing.T) {
+	rnd := seeded(t, 2)
+	for _, typ := range []Type{Q8_0, Q4_1} {
+		m := randomMatrix(t, rnd, typ, 5, 96)
+		x := NewInput(3, 96, true, typ)
+		x.N = 3
+		fill(rnd, x.f)
+		x.Prepare(0, 3)
+		y, w := make([]float32, 15), make([]float32, 96)
+		m.Mul(y, 5, x, 0, 5, NewScratch(96))
+		for i, got := range y {
+			m.Row(w, i%5)
+			if want := refDot(w, x.Row(i/5)); got != want {
+				t.Fatalf("type %d: %v, want %v", typ, got, want)
+			}
+		}
+	}
+}
+
+// TestNotFinite: an infinity or NaN among the activations reaches every output
+// of that input and no other.
+func TestNotFinite(t *testing.T) {
+	rnd := seeded(t, 3)
+	for _, typ := range []Type{F32, F16, Q8_0, Q4_1} {
+		for _, n := range []int{2, 5} {
+			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+				m := randomMatrix(t, rnd, typ, 3, 64)
+				x := NewInput(n, 64, false, typ)
+				x.N = n
+				fill(rnd, x.f)
+				x.Row(1)[40] = float32(bad)
+				x.Prepare(0, n)
+				y := make([]float32, 3*n)
+				m.Mul(y, 3, x, 0, 3, NewScratch(64))
+				for i, f := range y {
+					finite := f-f == 0
+					if finite != (i/3 != 1) {
+						t.Fatalf("type %d, %v in input 1: output of input %d is %v", typ, bad, i/3, f)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestNewMatrix(t *testing.T) {
+	for _, c := range []struct{ rows, cols, bytes int }{{2, 33, 72}, {0, 32, 0}, {2, 32, 67}, {2, 32, 69}, {1, 0, 0}} {
+		if _, err := NewMatrix(Q8_0, c.rows, c.cols, make([]byte, c.bytes)); err == nil {
+			t.Errorf("NewMatrix took %+v", c)
+		}
+	}
+}
+
+func TestDot(t *testing.T) {
+	rnd := seeded(t, 4)
+	for n := 16; n <= 640; n += 16 {
+		a, b, c := make([]float32, n), make([]float32, n), make([]float32, n)
+		fill(rnd, a)
+		fill(rnd, b)
+		fill(rnd, c)
+		d, e := Dot2(a, b, c)
+		if want := refDot(a, b); Dot(a, b) != want || d != want || e != refDot(a, c) {
+			t.Fatalf("length %d: %v, %v and %v, want %v and %v", n, Dot(a, b), d, e, want, refDot(a, c))
+		}
+	}
+	for n := range 70 {
+		a, one := make([]float32, n), make([]float32, n)
+		fill(rnd, a)
+		for i := range one {
+			one[i] = 1
+		}
+		if got, want := sum(a), refDot(a, one); got != want {
+			t.Fatalf("sum of %d: %v, want %v", n, got, want)
+		}
+	}
+}
+
+// TestAttend compares with softmax attention in float64, for any number of
+// positions in the last block.
+func TestAttend(t *testing.T) {
+	rnd := seeded(t, 5)
+	for _, dim := range []int{16, 32, 64, 128} {
+		for _, n := range []int{1, 2, 63, 64, 65, 129, 200} {
+			q, k, v := make([]float32, dim), make([]float32, n*dim), make([]float32, n*dim)
+			fill(rnd, q)
+			fill(rnd, k)
+			fill(rnd, v)
+			scale := float32(1 / math.Sqrt(float64(dim)))
+			out, scratch := make([]float32, dim), make([]float32, Span+dim)
+			var s State
+			for p := 0; p < n; p += Span {
+				Attend(&s, out, q, k[p*dim:], v[p*dim:], min(Span, n-p), scale, p == 0, scratch)
+			}
+			s.Finish(out)
+			want, total := make([]float64, dim), 0.0
+			for i := range n {
+				score := 0.0
+				for d := range dim {
+					score += float64(q[d]) * float64(k[i*dim+d])
+				}
+				w := math.Exp(score * float64(scale))
+				total += w
+				for d := range dim {
+					want[d] += w * float64(v[i*dim+d])
+				}
+			}
+			for d := range dim {
+				if e := math.Abs(float64(out[d]) - want[d]/total); e > 2e-6 {
+					t.Fatalf("head %d, %d positions: %v at %d, want %v", dim, n, out[d], d, want[d]/total)
+				}
+			}
+		}
+	}
+}
+
+func TestVectors(t *testing.T) {
+	rnd := seeded(t, 6)
+	const n = 64
+	x, w, y := make([]float32, n), make([]float32, n), make([]float32, n)
+	fill(rnd, x)
+	fill(rnd, w)
+	RMSNorm(y, x, w, 1e-5)
+	ss := 0.0
+	for _, v := range x {
+		ss += float64(v) * float64(v)
+	}
+	for i := range y {
+		want := float64(x[i]) / math.Sqrt(ss/n+1e-5) * float64(w[i])
+		if math.Abs(float64(y[i])-want) > 1e-6 {
+			t.Fatalf("RMSNorm: %v, want %v", y[i], want)
+		}
+	}
+	SwiGLU(y, x, w)
+	for i := range y {
+		want := float64(x[i]) / (1 + math.Exp(-float64(x[i]))) * float64(w[i])
+		if math.Abs(float64(y[i])-want) > 1e-6 {
+			t.Fatalf("SwiGLU: %v, want %v", y[i], want)
+		}
+	}
+	SwiGLU(y[:2], []float32{-200, 200}, []float32{1, 1})
+	if y[0] != 0 || y[1] != 200 {
+		t.Fatalf("SwiGLU of ±200: %v", y[:2])
+	}
+	rope := NewRopeTable(9000, 32, 1e5)
+	copy(y, x)
+	const p = 8191
+	rope.Apply(y, p)
+	for i := range 16 {
+		s, c := math.Sincos(p * math.Pow(1e5, -2*float64(i)/32))
+		a, b := float64(x[2*i]), float64(x[2*i+1])
+		if math.Abs(float64(y[2*i])-(a*c-b*s)) > 1e-6 || math.Abs(float64(y[2*i+1])-(a*s+b*c)) > 1e-6 {
+			t.Fatalf("rope: pair %d is %v %v, want %v %v", i, y[2*i], y[2*i+1], a*c-b*s, a*s+b*c)
+		}
+	}
+	if y[32] != x[32] {
+		t.Fatal("rope turned more than its dimension")
+	}
+}
