@@ -83,7 +83,11 @@ type PeerAction struct {
 	Link    LinkID  // DialLink, CloseLink
 	LocalTP int     // DialLink: which of our ranks
 	Target  string  // DialLink: rank_ip:rank_port
-	Text    string
+	// Instance is the instance id that DialLink expects, "": any. The driver
+	// need not enforce it: Peers compares the WELCOME's itself.
+	Instance string
+	Attempt  int    // which start of its episode this is, from 1; for logs
+	Text     string // CloseLink: why
 }
 
 // PeerDone is the completion of one try.
@@ -108,17 +112,20 @@ type Fault uint8
 
 // Faults of a try.
 const (
-	OK            Fault = iota
-	PeerFault           // the peer's: spends an attempt
-	LocalFault          // ours (no descriptor, no port) or our own cancellation: spends nothing
-	MismatchFault       // DialLink: P refused, or its WELCOME does not fit; Cause names both values
+	OK         Fault = iota
+	PeerFault        // the peer's: spends an attempt
+	LocalFault       // ours (no descriptor, no port) or our own cancellation: spends nothing
+	// MismatchFault (DialLink only): P refused us, or its WELCOME does not fit;
+	// Cause names both values. When the refusal was about the instance id, the
+	// driver sets Welcome.Instance to P's: that is a replacement, no mismatch.
+	MismatchFault
 )
 
 // LinkHeard: a frame arrived on the link. At most once in 250 ms per link.
 type LinkHeard struct{ Link LinkID }
 
-// LinkEnded: an established link has closed. The grants on it fail by
-// TransferFailed of their own.
+// LinkEnded: an established link has closed by itself; not sent after a
+// CloseLink. The grants on it fail by TransferFailed of their own.
 type LinkEnded struct {
 	Link  LinkID
 	Cause string
@@ -154,32 +161,42 @@ type Verdict struct {
 	Err   *Error   // Lost
 }
 
-// The methods of Peers, the part of the decode core that knows the prefills
-// (rules 1–21 of docs/peers.md). It is owned by Decode and pure like it.
+// peersAPI is how Decode drives Peers, in the order of one turn:
 //
-//	NewPeers(PeersConfig) *Peers
-//	Want(now, Want) *Error      refusal (429, 503) or nil: verdicts follow
-//	Granted(now, ReqID)         its grant is going out now
-//	Landed(now, ReqID)          it has all its pages: no verdict any more, the links stay warm
-//	Forget(now, ReqID)          it ended; no verdict any more
-//	Step(now, Event)            PeerDone, LinkHeard, LinkEnded
-//	Tick(now)                   judge the deadlines that have passed
-//	Late(now, by)               this turn came late by so much: call before any other method of the turn
-//	Deadline() time.Duration    the next one, or Never
-//	Actions() []PeerAction      drained by the call; the slice is reused
-//	Verdicts() []Verdict        drained by the call; the slice is reused
-//	Fatal() *Error              a mismatch under --on-mismatch=fatal, sticky
-//	Resolve order inside one turn is by arrival.
+//   - Late(now, by) first, when the turn comes more than LateTurn after the
+//     deadline that was promised for it;
+//   - then Step for each PeerDone, LinkHeard and LinkEnded of the inbox, and
+//     Want, Granted, Landed and Forget as requests come, are granted, have all
+//     their pages, and end;
+//   - last Tick, which judges the deadlines that have passed. Only Tick spends
+//     attempts on retries and ends requests, so whatever arrived in the turn
+//     is known before anything is judged.
+//
+// After each call Decode takes Verdicts, at the turn's end Actions and Fatal.
+// Both slices are drained by the call and reused by the next.
+//
+// A request is known to Peers from Want (when it returns nil) to Landed,
+// Forget or its Lost verdict; then it may Want again under the same id.
 type peersAPI interface {
+	// Want asks for the links of a request. It returns a refusal (429, 503, or
+	// the mismatch of a known-bad prefill), or nil: verdicts follow.
 	Want(now time.Duration, w Want) *Error
+	// Granted: the grant of a Linked request goes out now.
 	Granted(now time.Duration, req ReqID)
+	// Landed: the request has all its pages. The links stay warm.
 	Landed(now time.Duration, req ReqID)
+	// Forget: the request has ended.
 	Forget(now time.Duration, req ReqID)
 	Step(now time.Duration, ev Event)
 	Tick(now time.Duration)
 	Late(now, by time.Duration)
+	// Deadline is when Tick has something to judge, or Never.
 	Deadline() time.Duration
 	Actions() []PeerAction
 	Verdicts() []Verdict
+	// Fatal is a mismatch under --on-mismatch=fatal. It is sticky, and after
+	// it Peers asks for nothing more.
 	Fatal() *Error
 }
+
+var _ peersAPI = (*Peers)(nil)

@@ -1,0 +1,360 @@
+//metronome:pure
+
+package sched
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// linkSet is all the links of one DP rank of one generation of a peer: one for
+// each pair of ranks that the rank mapping names. All rooms of that DP rank use
+// every one of them, so they become Linked together or fail together.
+type linkSet struct {
+	p      *Peers
+	peer   *peer
+	dp     int
+	ranks  []*rankKey
+	pairs  []*pair
+	up     int
+	ids    []LinkID // of all pairs, ascending, while the set is complete; then never written again
+	at     [stageCount]int
+	active bool // some key of the set has an open episode
+	kept   bool // the peer has been dropped; serves the rooms that were granted on it
+	closed bool
+}
+
+func (s *linkSet) complete() bool { return s.up == len(s.pairs) }
+
+// linksOf is the set of a DP rank, made when first needed.
+func (p *Peers) linksOf(pr *peer, dp int) *linkSet {
+	i, found := slices.BinarySearchFunc(pr.sets, dp, func(s *linkSet, dp int) int { return s.dp - dp })
+	if found {
+		return pr.sets[i]
+	}
+	s := &linkSet{p: p, peer: pr, dp: dp}
+	for tp := range p.cfg.Local.TP {
+		for lpp := range p.cfg.Local.PP {
+			m := MapRank(&p.cfg.Local, tp, lpp, &pr.facts)
+			for _, ptp := range m.TP {
+				for _, pcp := range m.CP {
+					for _, ppp := range m.PP {
+						s.add(tp, RankKey{DP: dp, CP: pcp, TP: ptp, PP: ppp})
+					}
+				}
+			}
+		}
+	}
+	pr.sets = slices.Insert(pr.sets, i, s)
+	return s
+}
+
+// add joins a pair of ranks to the set. Pairs of one P rank share its address.
+func (s *linkSet) add(local int, key RankKey) {
+	i := slices.IndexFunc(s.ranks, func(r *rankKey) bool { return r.key == key })
+	if i < 0 {
+		r := &rankKey{set: s, key: key}
+		s.p.initPacer(&r.pacer, s.peer, LookupRank, r, r.landed)
+		i = len(s.ranks)
+		s.ranks = append(s.ranks, r)
+	}
+	pa := &pair{set: s, rank: s.ranks[i], local: local}
+	s.p.initPacer(&pa.pacer, s.peer, DialLink, pa, pa.landed)
+	s.pairs = append(s.pairs, pa)
+}
+
+// advance makes sure that every missing link of the set is on its way: its
+// rank's address is asked for, or it is dialled.
+func (p *Peers) advance(now time.Duration, s *linkSet) {
+	s.active = true
+	for _, pa := range s.pairs {
+		switch {
+		case pa.link != 0 || pa.inFlight():
+		case pa.isOpen && pa.spent >= p.cfg.Attempts: // nothing left to do but to be judged
+		case pa.rank.target == "":
+			p.open(now, &pa.rank.pacer)
+		default:
+			p.open(now, &pa.pacer)
+			p.pace(now, &pa.pacer)
+		}
+	}
+}
+
+// restSet ends the episodes of a set that nobody waits for.
+func (p *Peers) restSet(s *linkSet) {
+	if !s.active {
+		return
+	}
+	s.active = false
+	for _, r := range s.ranks {
+		r.hurried = r.hurried && s.complete()
+		p.shut(&r.pacer)
+	}
+	for _, pa := range s.pairs {
+		p.shut(&pa.pacer)
+	}
+}
+
+// closeSet closes the links of a set for good.
+func (p *Peers) closeSet(s *linkSet, why string) {
+	s.closed = true
+	for _, pa := range s.pairs {
+		if pa.link != 0 {
+			link := pa.link
+			p.linkDown(pa)
+			p.closeLink(link, s.peer, why)
+		}
+	}
+}
+
+func (p *Peers) closeLink(link LinkID, pr *peer, why string) {
+	p.actions = append(p.actions, PeerAction{Kind: CloseLink, Link: link, Gen: pr.gen, Addr: pr.addr, Text: why})
+}
+
+// spoke says that every link of the set has been heard within one heartbeat
+// interval: the prefill lives, whatever its registry does.
+func (s *linkSet) spoke(now time.Duration) bool {
+	for _, pa := range s.pairs {
+		if pa.link == 0 || now-pa.heard > s.p.cfg.HeartbeatInterval {
+			return false
+		}
+	}
+	return true
+}
+
+// missing tells what the set still lacks, for an error that ends a request.
+func (s *linkSet) missing() string {
+	for _, pa := range s.pairs {
+		switch {
+		case pa.link != 0:
+		case pa.rank.target == "" && pa.cause == "":
+			return fmt.Sprintf("the address of %v is not known (%s)", pa.rank.key, pa.rank.story())
+		default:
+			return fmt.Sprintf("the link to %v at %s is not up (%s)", pa.rank.key, pa.dialled, pa.story())
+		}
+	}
+	return ""
+}
+
+// String names a prefill rank in errors.
+func (k RankKey) String() string {
+	return fmt.Sprintf("rank dp=%d cp=%d tp=%d pp=%d", k.DP, k.CP, k.TP, k.PP)
+}
+
+// rankKey is the lookup of one P rank's address.
+type rankKey struct {
+	pacer
+	set     *linkSet
+	key     RankKey
+	target  string // rank_ip:rank_port; "": not known
+	hurried bool   // looked up anew at once, and no link to it has lasted since (rule 21)
+}
+
+func (r *rankKey) ask(time.Duration) {
+	p := r.set.p
+	p.launch(&r.try, PeerAction{First: r.starts == 1, Attempt: r.starts, Timeout: p.cfg.Timeout, Rank: r.key})
+}
+
+func (r *rankKey) exhausted(now time.Duration) {
+	err := errorf(PrefillUnreachable, "Could not fetch the address of prefill %v from %s after %d attempts: %s", r.key, r.peer.addr, r.spent, r.cause)
+	r.set.p.loseAll(now, r.peer, needLinks, r.set, err)
+}
+
+func (r *rankKey) landed(now time.Duration, d *PeerDone, o outcome) {
+	p := r.set.p
+	if o == answered && d.Target != "" {
+		r.target = d.Target
+		p.succeed(&r.pacer)
+		for _, pa := range r.set.pairs {
+			if pa.rank == r && pa.dialled != r.target {
+				pa.gap = 0 // another place: nothing has been asked of it yet
+			}
+		}
+		if r.set.at[needLinks] > 0 {
+			p.advance(now, r.set)
+		}
+		return
+	}
+	switch o {
+	case void:
+		r.void()
+	case answered:
+		r.fail("malformed answer: no address")
+	default:
+		r.fail(d.Cause)
+	}
+	p.pace(now, &r.pacer)
+}
+
+// pair is one of our TP ranks, one P rank, and the link between them.
+type pair struct {
+	pacer
+	set     *linkSet
+	rank    *rankKey
+	local   int
+	link    LinkID // 0: down
+	dialing LinkID
+	dialled string        // target of the last attempt
+	upAt    time.Duration // when the link came up
+	heard   time.Duration // when a frame last arrived on it
+}
+
+func (pa *pair) ask(time.Duration) {
+	p := pa.set.p
+	p.lastLink++
+	pa.dialing, pa.dialled = p.lastLink, pa.rank.target
+	p.launch(&pa.try, PeerAction{
+		First: pa.starts == 1, Attempt: pa.starts, Timeout: p.cfg.Timeout, Rank: pa.rank.key,
+		Link: pa.dialing, LocalTP: pa.local, Target: pa.dialled, Instance: pa.peer.instance,
+	})
+}
+
+func (pa *pair) exhausted(now time.Duration) {
+	err := errorf(PrefillUnreachable, "Could not set up a link to prefill %v of %s at %s after %d attempts: %s", pa.rank.key, pa.peer.addr, pa.dialled, pa.spent, pa.cause)
+	pa.set.p.loseAll(now, pa.peer, needLinks, pa.set, err)
+}
+
+func (pa *pair) landed(now time.Duration, d *PeerDone, o outcome) {
+	p, pr := pa.set.p, pa.peer
+	switch {
+	case o == void:
+		pa.void()
+		if pa.rank.target != "" {
+			p.pace(now, &pa.pacer)
+		}
+	case o == failed:
+		p.dialFailed(now, pa, d.Cause)
+	case pr.isDead(d.Welcome.Instance):
+		p.refuseLink(now, pa, d, "instance "+d.Welcome.Instance+" answered, which another one has replaced")
+	case pr.isOther(d.Welcome.Instance):
+		p.hangUp(pa, d, "another instance answered than "+pr.instance)
+		p.replaced(now, pr, d.Welcome.Instance)
+		p.requeue(now, pr)
+	case d.Fault == MismatchFault:
+		p.mismatched(now, pr, errorf(PeerMismatch, "Link refused between this decode worker and prefill %s: %s", pr.addr, d.Cause))
+	default:
+		p.welcome(now, pa, d)
+	}
+}
+
+// welcome judges what P says of itself in the handshake, learns what its
+// registry did not tell, and puts the link into use.
+func (p *Peers) welcome(now time.Duration, pa *pair, d *PeerDone) {
+	pr, w := pa.peer, &d.Welcome
+	if err := mismatchWelcome(&p.cfg.Local, pr.addr, w); err != nil {
+		p.hangUp(pa, d, err.Message)
+		p.mismatched(now, pr, err)
+		return
+	}
+	if w.TP != 0 && w.TP != pr.facts.TP || w.DP != 0 && w.DP != pr.facts.DP {
+		p.refuseLink(now, pa, d, fmt.Sprintf("the prefill there has tp %d, dp %d, its registry says tp %d, dp %d", w.TP, w.DP, pr.facts.TP, pr.facts.DP))
+		return
+	}
+	if pr.instance == "" {
+		pr.instance = w.Instance
+	}
+	if pr.facts.Fingerprint == "" {
+		pr.facts.Fingerprint = w.Fingerprint
+	}
+	p.succeed(&pa.pacer)
+	pa.link, pa.upAt, pa.heard = d.Link, now, now
+	p.links[pa.link] = pa
+	s := pa.set
+	s.up++
+	if s.complete() {
+		p.completeSet(now, s)
+	}
+}
+
+// completeSet lets every claim of the set have its links at once.
+func (p *Peers) completeSet(now time.Duration, s *linkSet) {
+	s.ids = make([]LinkID, 0, len(s.pairs))
+	for _, pa := range s.pairs {
+		s.ids = append(s.ids, pa.link)
+	}
+	slices.Sort(s.ids)
+	for c := s.peer.head; c != nil; c = c.next {
+		if c.stage == needLinks && c.set == s {
+			p.becomeLinked(now, c)
+		}
+	}
+	p.settle(now, s.peer)
+}
+
+// hangUp closes a link whose handshake went through but which is not wanted.
+func (p *Peers) hangUp(pa *pair, d *PeerDone, why string) {
+	if d.Fault == OK {
+		p.closeLink(d.Link, pa.peer, why)
+	}
+}
+
+func (p *Peers) refuseLink(now time.Duration, pa *pair, d *PeerDone, why string) {
+	p.hangUp(pa, d, why)
+	p.dialFailed(now, pa, why)
+}
+
+// dialFailed drops the rank's address, which may be stale, and looks it up
+// anew: once at once, then at the pace of lookups (rule 21). With the last
+// attempt spent there is nothing left to look up; the due turn judges.
+func (p *Peers) dialFailed(now time.Duration, pa *pair, cause string) {
+	pa.fail(cause)
+	r, s := pa.rank, pa.set
+	r.target = ""
+	for _, other := range s.pairs {
+		if other.rank == r && other.spent < p.cfg.Attempts {
+			p.alarms.stop(&other.alarm)
+		}
+	}
+	if !pa.isOpen {
+		return
+	}
+	if pa.spent >= p.cfg.Attempts {
+		p.pace(now, &pa.pacer)
+		return
+	}
+	if !r.hurried && !r.isOpen {
+		r.hurried = true
+		r.gap = 0
+	}
+	p.open(now, &r.pacer)
+}
+
+// linkEnded: a link closed by itself. Rooms granted on it fail by their own
+// events; requests without a grant wait for a new link. One that ends within
+// an interval of coming up counts as a failed set-up, so a storm of them is
+// paced and budgeted like any other failure.
+func (p *Peers) linkEnded(now time.Duration, pa *pair, cause string) {
+	s, complete := pa.set, pa.set.complete()
+	lived := now - pa.upAt
+	p.linkDown(pa)
+	if s.kept || s.closed {
+		return
+	}
+	if complete {
+		for c := s.peer.head; c != nil; c = c.next {
+			if c.stage == isLinked && c.set == s {
+				p.unlink(c)
+				p.becomeNeedLinks(now, c, s)
+			}
+		}
+	}
+	if s.at[needLinks] == 0 {
+		return
+	}
+	if lived < p.cfg.Interval {
+		s.active = true
+		pa.isOpen, pa.charge = true, true
+		p.dialFailed(now, pa, fmt.Sprintf("the link ended %v after it came up: %s", lived, cause))
+	} else {
+		pa.rank.hurried = false
+	}
+	p.advance(now, s)
+}
+
+func (p *Peers) linkDown(pa *pair) {
+	delete(p.links, pa.link)
+	pa.link = 0
+	pa.set.up--
+	pa.set.ids = nil
+}
