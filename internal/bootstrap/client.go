@@ -34,9 +34,10 @@ const (
 	answerMax      = 64 << 10 // bytes of body; real answers are below 1 KiB
 	answerHeadMax  = 16 << 10 // bytes of header
 	redirectsMax   = 3
-	defaultTimeout = 5 * time.Second // of a call whose context has no deadline
-	idleConn       = 20 * time.Second
-	roomsPerQuery  = 1000 // the answer to so many rooms stays below answerMax
+	defaultTimeout = 5 * time.Second  // of a call whose context has no deadline
+	idleConn       = 20 * time.Second // shorter than any registry keeps one, so ours closes first
+	idleConns      = 8                // of one address and purpose; more are closed after their answer
+	roomsPerQuery  = 1000             // the answer to so many rooms stays below answerMax
 )
 
 // Client asks bootstrap registries, SGLang's or ours. Each method is one try:
@@ -61,7 +62,7 @@ func NewClient(cfg ClientConfig) *Client {
 	transport := func(keep bool) *http.Transport {
 		return &http.Transport{
 			DialContext: cfg.Dial, DisableKeepAlives: !keep, DisableCompression: true,
-			MaxIdleConnsPerHost: 2, IdleConnTimeout: idleConn, MaxResponseHeaderBytes: answerHeadMax,
+			MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleConn, MaxResponseHeaderBytes: answerHeadMax,
 		}
 	}
 	return &Client{cfg: cfg, fresh: transport(false), query: transport(true), probe: transport(true)}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -167,7 +166,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // write answers a request that changes the table, if the caller may.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, change func(body []byte, r *http.Request) *api.Error) {
 	if !s.authorized(r) {
-		w.Header().Set("WWW-Authenticate", "Bearer")
 		s.refuse(w, r, api.Errorf(api.Unauthorized, "Unauthorized: a write to the bootstrap registry needs its bearer token"))
 		return
 	}
@@ -312,7 +310,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request) {
 // refuse answers with our error body; SGLang's clients look at the status only.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, e *api.Error) {
 	s.cfg.Log.Warn("bootstrap registry refused", "method", r.Method, "path", short(r.URL.Path), "from", r.RemoteAddr, "status", e.HTTPStatus(), "cause", e.Message)
-	writeError(w, e)
+	api.WriteError(w, e)
 }
 
 // only answers 405 unless the method is one of those.
@@ -342,7 +340,7 @@ func text(w http.ResponseWriter, status int, s string) {
 func answerJSON(w http.ResponseWriter, body func() ([]byte, error)) {
 	b, err := body()
 	if err != nil {
-		writeError(w, api.Errorf(api.Internal, "%v", err))
+		api.WriteError(w, api.Errorf(api.Internal, "%v", err))
 		return
 	}
 	respond(w, http.StatusOK, "application/json; charset=utf-8", b)
@@ -353,9 +351,4 @@ func respond(w http.ResponseWriter, status int, contentType string, body []byte)
 	w.Header().Set("Content-Length", fmt.Sprint(len(body)))
 	w.WriteHeader(status)
 	w.Write(body)
-}
-
-func writeError(w http.ResponseWriter, e *api.Error) {
-	b, _ := json.Marshal(map[string]any{"error": map[string]any{"message": e.Message, "type": "invalid_request_error", "code": e.Code, "param": nil}})
-	respond(w, e.HTTPStatus(), "application/json", b)
 }
