@@ -272,11 +272,10 @@ func denseRanks(scores []float32) []uint32 {
 
 // byteToken reads <0x0A>.
 func byteToken(text string) (byte, bool) {
-	hex, ok := strings.CutPrefix(text, "<0x")
-	if hex, ok = strings.CutSuffix(hex, ">"); !ok || len(hex) != 2 {
+	if len(text) != 6 || text[:3] != "<0x" || text[5] != '>' {
 		return 0, false
 	}
-	hi, lo := strings.IndexByte("0123456789ABCDEF", hex[0]), strings.IndexByte("0123456789ABCDEF", hex[1])
+	hi, lo := strings.IndexByte("0123456789ABCDEF", text[3]), strings.IndexByte("0123456789ABCDEF", text[4])
 	return byte(hi<<4 | lo), hi >= 0 && lo >= 0
 }
 
@@ -492,10 +491,7 @@ func (t *Tokenizer) Decode(ids []int32) string {
 	for _, id := range ids {
 		bytes.WriteString(t.piece(id))
 	}
-	text, tail := decodeText(bytes.String())
-	if tail != "" {
-		text += replacement
-	}
+	text := cleanText(bytes.String())
 	if t.spacePrefix {
 		text = strings.TrimPrefix(text, " ")
 	}
@@ -532,11 +528,7 @@ func (t *Tokenizer) Text(id int32) (text string, ok bool) {
 	if t.control[id] {
 		return t.texts[id], true
 	}
-	text, tail := decodeText(t.pieces[id])
-	if tail != "" {
-		text += replacement
-	}
-	return text, true
+	return cleanText(t.pieces[id]), true
 }
 
 // IsControl tells whether a token is one that only the template and the model

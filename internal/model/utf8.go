@@ -123,3 +123,15 @@ func decodeText(b string) (text, tail string) {
 	}
 	return out.String(), ""
 }
+
+// cleanText is b as UTF-8, as decodeText gives it.
+func cleanText(b string) string {
+	if utf8.ValidString(b) {
+		return b
+	}
+	text, tail := decodeText(b)
+	if tail != "" {
+		text += replacement
+	}
+	return text
+}
