@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
 
 func template(t testing.TB, f *File, tok *Tokenizer) *Template {
@@ -25,7 +27,7 @@ func TestTinyChat(t *testing.T) {
 			IDs      []int32
 		}
 	}
-	readJSON(t, "tiny-model/reference.json", &ref)
+	modeltest.JSON(t, "tiny-model/reference.json", &ref)
 	chats := 0
 	for _, p := range ref.Prompts {
 		if p.Messages == nil {
@@ -58,7 +60,7 @@ func TestSmolChat(t *testing.T) {
 			IDs      []int32 `json:"ids_special"`
 		}
 	}
-	readJSON(t, "smollm2/chat.json", &ref)
+	modeltest.JSON(t, "smollm2/chat.json", &ref)
 	if len(ref.Cases) == 0 {
 		t.Fatal("no cases")
 	}

@@ -1,57 +1,17 @@
 package model
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
+
+	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
-
-const smolSHA = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-var smolPath = sync.OnceValues(func() (string, error) {
-	path := os.Getenv("METRONOME_TEST_SMOLLM2")
-	if path == "" {
-		cache := os.Getenv("XDG_CACHE_HOME")
-		if cache == "" {
-			cache = filepath.Join(os.Getenv("HOME"), ".cache")
-		}
-		path = filepath.Join(cache, "metronome", "models", smolSHA+".gguf")
-	}
-	h, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer h.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, h); err != nil {
-		return "", err
-	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != smolSHA {
-		return "", fmt.Errorf("%s has sha256 %s, not %s", path, got, smolSHA)
-	}
-	return path, nil
-})
 
 // smolFile opens SmolLM2, or skips where it has not been fetched.
 func smolFile(t testing.TB) *File {
 	t.Helper()
-	path, err := smolPath()
-	if errors.Is(err, fs.ErrNotExist) && os.Getenv("METRONOME_TEST_SMOLLM2") == "" {
-		t.Skipf("needs SmolLM2: run scripts/fetch-smollm2.sh (%v)", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := Open(path)
+	f, err := Open(modeltest.SmolLM2(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,18 +37,6 @@ func tokenizer(t testing.TB, f *File) *Tokenizer {
 	return tok
 }
 
-// readJSON reads a file of reference outputs.
-func readJSON(t testing.TB, path string, into any) {
-	t.Helper()
-	b, err := os.ReadFile(filepath.Join("../../testdata", path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(b, into); err != nil {
-		t.Fatalf("%s: %v", path, err)
-	}
-}
-
 func TestTinyReference(t *testing.T) {
 	tok := tokenizer(t, tinyFile(t))
 	var ref struct {
@@ -105,7 +53,7 @@ func TestTinyReference(t *testing.T) {
 			IDs  []int32
 		}
 	}
-	readJSON(t, "tiny-model/reference.json", &ref)
+	modeltest.JSON(t, "tiny-model/reference.json", &ref)
 	if len(ref.Tokenizer) != 100 || len(ref.Prompts) != 8 {
 		t.Fatalf("%d tokenizer cases and %d prompts", len(ref.Tokenizer), len(ref.Prompts))
 	}
@@ -139,7 +87,7 @@ func TestSmolReference(t *testing.T) {
 			Roundtrip bool
 		}
 	}
-	readJSON(t, "smollm2/tokenizer.json", &ref)
+	modeltest.JSON(t, "smollm2/tokenizer.json", &ref)
 	for _, c := range ref.Cases {
 		text, err := hex.DecodeString(c.Hex)
 		if err != nil {
