@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -149,24 +150,23 @@ func (c *counts) of(why string) int {
 
 // rig is one P and one D over in-memory connections.
 type rig struct {
-	t            *testing.T
-	g            kv.Geometry
-	dn, pn       int
-	pa, da       *arena
-	s            *Sender
-	r            *Receiver
-	pLog         log[SenderEvent]
-	dLog         log[Event]
-	pBad, dBad   counts
-	lns          []*listener
-	links        []uint64
-	ends         map[uint64]*conn // D's end of each link
-	stop         context.CancelFunc
-	wg           sync.WaitGroup
-	last         *conn
-	started      time.Time
-	buffer       int
-	sconf, rconf func()
+	t          *testing.T
+	g          kv.Geometry
+	dn, pn     int
+	pa, da     *arena
+	s          *Sender
+	r          *Receiver
+	pLog       log[SenderEvent]
+	dLog       log[Event]
+	pBad, dBad counts
+	lns        []*listener
+	links      []uint64
+	ends       map[uint64]*conn // D's end of each link
+	stop       context.CancelFunc
+	wg         sync.WaitGroup
+	last       *conn
+	started    time.Time
+	buffer     int
 }
 
 var small = kv.Geometry{Layers: 3, Heads: 4, TokenBytes: 4, PageSize: 4}
@@ -218,8 +218,8 @@ func newRig(t *testing.T, o options) *rig {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, m := range r.pa.ranks {
-		for i := range m {
-			m[i] = byte(rng.Uint32())
+		for i := 0; i+8 <= len(m); i += 8 {
+			binary.LittleEndian.PutUint64(m[i:], rng.Uint64())
 		}
 	}
 	if !o.unlinked {
@@ -228,12 +228,18 @@ func newRig(t *testing.T, o options) *rig {
 	return r
 }
 
+// taps, when set, is called with D's end of every new connection.
+var taps func(d *conn)
+
 // dial connects to "p<rank>".
 func (r *rig) dial(ctx context.Context, addr string) (net.Conn, error) {
 	var rank int
 	fmt.Sscanf(addr, "p%d", &rank)
 	d, p := newConns(r.buffer)
 	r.last = d
+	if taps != nil {
+		taps(d)
+	}
 	r.lns[rank].conns <- p
 	return d, nil
 }
@@ -312,6 +318,58 @@ func (r *rig) same(ppages, dpages []kv.Page) bool {
 		ok = ok && bytes.Equal(b, r.pa.head(layer, ppages[i], head))
 	})
 	return ok
+}
+
+// room is a request on both sides, for tests with several.
+type testRoom struct {
+	id     uint64 // grant, room and request
+	tokens int
+	pp, dp []kv.Page
+}
+
+// serve lets P's core answer by itself: rooms are bound when they are granted
+// and closed when D takes them back. Requests have the number of their room.
+func (r *rig) serve() {
+	r.pLog.hook = func(e SenderEvent) {
+		switch e := e.(type) {
+		case *Granted:
+			r.s.Bind(uint64(e.Room), e.Key)
+		case *Closed:
+			r.s.CloseSend(uint64(e.Room), nil)
+		}
+	}
+}
+
+func (r *rig) room(id uint64, tokens, firstPage int) *testRoom {
+	n := r.g.PagesFor(tokens)
+	m := &testRoom{id: id, tokens: tokens, pp: pagesFrom(firstPage, n), dp: pagesFrom(firstPage+1, n)}
+	r.s.Open(id, SendSpec{Room: int64(id), Tokens: tokens, Pages: m.pp})
+	return m
+}
+
+func (r *rig) grant(m *testRoom) {
+	r.r.Open(GrantSpec{Grant: m.id, Room: int64(m.id), Links: r.links, Tokens: m.tokens, Pages: m.dp})
+}
+
+// outcome counts D's events of one grant.
+func (r *rig) outcome(grant uint64) (landed, failed, quiesced int) {
+	for _, e := range pick[*Landed](&r.dLog) {
+		landed += equal(e.Grant, grant)
+	}
+	for _, e := range pick[*Failed](&r.dLog) {
+		failed += equal(e.Grant, grant)
+	}
+	for _, e := range pick[*Quiesced](&r.dLog) {
+		quiesced += equal(e.Grant, grant)
+	}
+	return
+}
+
+func equal(a, b uint64) int {
+	if a == b {
+		return 1
+	}
+	return 0
 }
 
 func bubble(t *testing.T, f func(t *testing.T)) {

@@ -37,7 +37,7 @@ func TestTransfer(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("D%d_P%d_%d_%d_%d_%v", c.dn, c.pn, c.tokens, c.prefix, c.cached, c.late), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := newRig(t, options{g: c.g, dn: c.dn, pn: c.pn, pages: 24})
+				r := newRig(t, options{g: c.g, dn: c.dn, pn: c.pn, pages: c.g.PagesFor(c.tokens) + 6})
 				n := c.g.PagesFor(c.tokens)
 				pp, dp := pagesFrom(3, n), pagesFrom(5, n-c.prefix/c.g.PageSize)
 				first := First{Token: 7, Seed: 1 << 63, Logprob: -0.5, Top: []TokenLogprob{{7, -0.5}, {9, -3}}, Cached: c.cached, PromptTokens: c.tokens}
