@@ -21,12 +21,13 @@ type PrefillConfig struct {
 
 // SubmitPrefill gives a request to the prefill core.
 type SubmitPrefill struct {
-	Req      ReqID
-	Prompt   []int32
-	Room     int64 // -1: local (serve): no grant, pages are handed over
-	Index    int   // index of the output token to draw after the prompt: 0, or more in a recompute
-	MaxHit   int   // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
-	Deadline time.Duration
+	Req       ReqID
+	Prompt    []int32
+	Room      int64 // -1: local (serve): no grant, pages are handed over
+	MaxTokens int   // local: output tokens still wanted, which must fit beside the prompt; else 0
+	Index     int   // index of the output token to draw after the prompt: 0, or more in a recompute
+	MaxHit    int   // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
+	Deadline  time.Duration
 	// Grant is set when the request came as RECOMPUTE: it has no HTTP leg.
 	// RoomGranted with the same key follows it.
 	Grant GrantKey
@@ -123,13 +124,13 @@ type HandOver struct {
 // PrefillReady is what the driver must do after a Step, in the order of the
 // fields. All slices are reused at the next Step, except what Batch points to.
 type PrefillReady struct {
+	Firsts    []Emit // the sampled first token of a request, for FIRST; Row as in Emit
 	Opens     []OpenSend
 	Binds     []BindSend
-	Firsts    []Emit // the sampled first token of a request, for FIRST; Row as in Emit
 	Closes    []CloseSend
 	Refuses   []RefuseGrant
 	HandOvers []HandOver
 	Finishes  []Finish
-	Batch     *Batch
+	Batch     *Batch // at most one outstanding; nil: none to start
 	Deadline  time.Duration
 }

@@ -1,0 +1,124 @@
+//metronome:pure
+
+package sched
+
+import "github.com/metronome-serve/metronome/internal/kv"
+
+// form builds the next batch: waiting requests join up to MaxRunning, then each
+// running one gets the page that its last token is written to. The oldest goes
+// first, and only younger ones lose pages to it, so the oldest always advances.
+func (d *Decode) form() {
+	run := &d.in[Running]
+	for run.len() < d.cfg.MaxRunning && d.in[Waiting].len() > 0 {
+		d.becomeRunning(d.in[Waiting].first())
+	}
+	d.batch.Rows, d.rows = d.batch.Rows[:0], d.rows[:0]
+	for i := 0; i < run.len(); {
+		r := run.s[i]
+		if d.room(r) {
+			last := len(r.tokens) - 1
+			r.row = len(d.rows)
+			d.rows = append(d.rows, r)
+			d.batch.Rows = append(d.batch.Rows, BatchRow{Req: r.id, Tokens: r.tokens[last:], Start: last,
+				Pages: r.table.Pages(), Sample: true, Index: r.output()})
+		}
+		if r.phase == Running { // else it was the youngest itself
+			i++
+		}
+	}
+	if len(d.rows) > 0 {
+		d.batch.ID++
+		d.running = true
+		d.ready.Batch = &d.batch
+	}
+}
+
+// room makes sure that the table of r covers its last token. When there is no
+// page, the youngest request behind r is preempted; when r is the youngest, it
+// leaves this batch out or gives its place up.
+func (d *Decode) room(r *decodeReq) bool {
+	for !d.pool.Extend(&r.table, len(r.tokens)) {
+		v := d.youngest()
+		if v.arrival <= r.arrival {
+			d.squeezed(r)
+			return false
+		}
+		d.preempt(v)
+	}
+	return true
+}
+
+// youngest is the last to arrive of those who hold pages that nothing outside touches.
+func (d *Decode) youngest() *decodeReq {
+	r, w := d.in[Running].last(), d.in[Waiting].last()
+	if w != nil && w.arrival > r.arrival {
+		return w
+	}
+	return r
+}
+
+// squeezed decides about r, for which there is no page although nobody younger
+// runs or waits. Pages that are in quarantine come back without any peer's
+// doing; those of the youngest transfer are taken back. Only then r yields.
+func (d *Decode) squeezed(r *decodeReq) {
+	if d.pool.Count()[kv.Quarantined] > 0 {
+		return // r sits this batch out
+	}
+	if v := d.in[Transfer].last(); v != nil {
+		if v.output() > 0 {
+			d.preempt(v)
+			return
+		}
+		// P has a leg of its own for this room, which the Revoke ends: another pair may try.
+		d.fail(v, refused(Overloaded, "the KV pages granted to room %d were needed by running requests", v.want.Room))
+		return
+	}
+	if d.in[Running].first() != r || d.in[Waiting].len() > 0 { // all who wait are older
+		d.preempt(r)
+		return
+	}
+	if d.pool.Count()[kv.Owned] == r.table.Len() {
+		d.fail(r, errorf(Internal, "%d tokens do not fit a KV pool of %d pages of %d tokens",
+			len(r.tokens), d.pool.Total(), d.pool.PageSize()))
+	}
+	// Else (serve) the prefill core has the rest; it ends with a hand-over.
+}
+
+// preempt takes the pages of r back. It will be prefilled anew, its output so
+// far included, and keeps its place by arrival.
+func (d *Decode) preempt(r *decodeReq) {
+	d.yield(r)
+	if d.cfg.Serve {
+		d.ready.Preempts = append(d.ready.Preempts, Preempt{Req: r.id, Tokens: r.tokens, Index: r.output()})
+		d.forget(r)
+		return
+	}
+	d.becomePending(r)
+	d.timers.set(&r.timer, d.due(r))
+	d.peers.Forget(d.now, r.id)
+	d.wanted(r)
+}
+
+// batchDone takes the tokens of a batch.
+func (d *Decode) batchDone(ev *BatchDone) {
+	d.running = false
+	for i := range d.held {
+		d.pool.Lift(&d.held[i])
+	}
+	d.held = d.held[:0]
+	for i, r := range d.rows {
+		if r == nil {
+			continue // it ended meanwhile
+		}
+		r.row = -1
+		switch {
+		case ev.Err != nil:
+			d.fail(r, ev.Err)
+		case i >= len(ev.Tokens) || ev.Tokens[i] < 0:
+			d.fail(r, errorf(Internal, "the engine gave no token for row %d of batch %d", i, ev.Batch))
+		default:
+			d.token(r, ev.Tokens[i], i)
+		}
+	}
+	d.rows = d.rows[:0]
+}

@@ -1,0 +1,272 @@
+package schedtest
+
+import (
+	"fmt"
+
+	"github.com/metronome-serve/metronome/internal/kv"
+	"github.com/metronome-serve/metronome/internal/sched"
+)
+
+// Oracle watches what goes into the cores and what comes out, and knows only
+// what the outside knows: which pages an open grant, a send or a running batch
+// may touch, and what each request has been told. Err is the first rule broken.
+type Oracle struct {
+	Err error
+
+	pool     *kv.Pool
+	requests map[sched.ReqID]*told
+	grants   map[sched.GrantID][]kv.Page // open, or not quiesced
+	revoked  map[sched.GrantID]bool
+	last     sched.GrantID
+	sends    map[sched.ReqID]*send
+	batches  map[bool]*rows // by Batch.Prefill
+	closed   int
+}
+
+type told struct {
+	ended  bool
+	tokens int
+}
+
+type send struct {
+	pages  []kv.Page
+	bound  bool
+	closed bool
+}
+
+// rows remembers the outstanding batch of one core as it was started.
+type rows struct {
+	id     sched.BatchID
+	pages  [][]kv.Page
+	reqs   []sched.ReqID
+	memory []sched.BatchRow
+}
+
+// NewOracle watches cores over this pool.
+func NewOracle(pool *kv.Pool) *Oracle {
+	return &Oracle{pool: pool, requests: map[sched.ReqID]*told{}, grants: map[sched.GrantID][]kv.Page{},
+		revoked: map[sched.GrantID]bool{}, sends: map[sched.ReqID]*send{}, batches: map[bool]*rows{}}
+}
+
+func (o *Oracle) fault(format string, args ...any) {
+	if o.Err == nil {
+		o.Err = fmt.Errorf("oracle: "+format, args...)
+	}
+}
+
+// Submitted notes a new request.
+func (o *Oracle) Submitted(req sched.ReqID) { o.requests[req] = &told{} }
+
+// Open is the requests that have not ended, for the end of a walk.
+func (o *Oracle) Open() (n int) {
+	for _, t := range o.requests {
+		if !t.ended {
+			n++
+		}
+	}
+	return n
+}
+
+// Ended is how many requests have ended.
+func (o *Oracle) Ended() int { return o.closed }
+
+// Tokens is how many output tokens the request has been told.
+func (o *Oracle) Tokens(req sched.ReqID) int { return o.requests[req].tokens }
+
+// Over says that the request has ended.
+func (o *Oracle) Over(req sched.ReqID) bool { return o.requests[req].ended }
+
+// DecodeEvent notes what the decode core is told.
+func (o *Oracle) DecodeEvent(ev sched.Event) {
+	switch ev := ev.(type) {
+	case *sched.PagesLanded:
+		if !o.revoked[ev.Grant] {
+			delete(o.grants, ev.Grant)
+		}
+	case *sched.TransferQuiesced:
+		delete(o.grants, ev.Grant)
+		delete(o.revoked, ev.Grant)
+	case *sched.BatchDone:
+		o.done(false, ev.Batch)
+	}
+}
+
+// PrefillEvent notes what the prefill core is told.
+func (o *Oracle) PrefillEvent(ev sched.Event) {
+	switch ev := ev.(type) {
+	case *sched.SubmitPrefill:
+		if o.requests[ev.Req] == nil {
+			o.Submitted(ev.Req)
+		}
+	case *sched.Received:
+		if s := o.sends[ev.Req]; s != nil && !s.closed {
+			delete(o.sends, ev.Req)
+		}
+	case *sched.SendQuiesced:
+		delete(o.sends, ev.Req)
+	case *sched.BatchDone:
+		o.done(true, ev.Batch)
+	}
+}
+
+func (o *Oracle) done(prefill bool, id sched.BatchID) {
+	b := o.batches[prefill]
+	if b == nil || b.id != id {
+		return
+	}
+	for i, r := range b.memory {
+		if r.Req != b.reqs[i] || len(r.Pages) < len(b.pages[i]) {
+			o.fault("batch %d changed while it ran", id)
+			continue
+		}
+		for k, g := range b.pages[i] {
+			if r.Pages[k] != g {
+				o.fault("batch %d, row %d: page %d became %d while it ran", id, i, g, r.Pages[k])
+			}
+		}
+	}
+	delete(o.batches, prefill)
+}
+
+// DecodeActions judges what the decode core wants.
+func (o *Oracle) DecodeActions(r *sched.DecodeReady) {
+	for _, e := range r.Emits {
+		t := o.requests[e.Req]
+		if t.ended || e.Index != t.tokens {
+			o.fault("request %d: token %d with index %d after %d tokens, ended %v", e.Req, e.Token, e.Index, t.tokens, t.ended)
+		}
+		t.tokens++
+	}
+	for _, f := range r.Finishes {
+		o.finish(f)
+		if f.Completion > o.requests[f.Req].tokens {
+			o.fault("request %d: %d of %d tokens count", f.Req, f.Completion, o.requests[f.Req].tokens)
+		}
+	}
+	for _, g := range r.Revokes {
+		if o.grants[g] == nil || o.revoked[g] {
+			o.fault("grant %d is taken back and is not open", g)
+		}
+		o.revoked[g] = true
+	}
+	for _, g := range r.Grants {
+		if g.Grant <= o.last {
+			o.fault("grant %d is used twice", g.Grant)
+		}
+		o.last = g.Grant
+		if want := o.pool.PagesFor(g.Tokens) - g.Prefix/o.pool.PageSize(); len(g.Pages) != want || want < 1 {
+			o.fault("grant %d: %d pages for tokens %d to %d", g.Grant, len(g.Pages), g.Prefix, g.Tokens)
+		}
+		for _, p := range g.Pages {
+			o.writes(p, fmt.Sprintf("grant %d", g.Grant), g.Req)
+		}
+		o.grants[g.Grant] = g.Pages
+	}
+	o.start(r.Batch)
+}
+
+// PrefillActions judges what the prefill core wants.
+func (o *Oracle) PrefillActions(r *sched.PrefillReady) {
+	for _, e := range r.Firsts {
+		if s := o.sends[e.Req]; s == nil || s.closed {
+			o.fault("request %d: first token without a send", e.Req)
+		}
+	}
+	for _, s := range r.Opens {
+		if old := o.sends[s.Req]; old != nil && (old.bound || old.closed) {
+			o.fault("request %d: opened again, bound %v, closed %v", s.Req, old.bound, old.closed)
+		}
+		if s.Cached >= s.Tokens || len(s.Pages) != o.pool.PagesFor(s.Tokens) {
+			o.fault("request %d: %d pages for %d tokens, %d cached", s.Req, len(s.Pages), s.Tokens, s.Cached)
+		}
+		o.sends[s.Req] = &send{pages: s.Pages}
+	}
+	for _, b := range r.Binds {
+		if s := o.sends[b.Req]; s == nil || s.bound || s.closed {
+			o.fault("request %d: bound, but not to an open send", b.Req)
+		} else {
+			s.bound = true
+		}
+	}
+	for _, c := range r.Closes {
+		if s := o.sends[c.Req]; s == nil || s.closed {
+			o.fault("request %d: closed, but its send is not open", c.Req)
+		} else {
+			s.closed = true
+		}
+	}
+	for _, f := range r.Finishes {
+		o.finish(f)
+	}
+	o.start(r.Batch)
+}
+
+func (o *Oracle) finish(f sched.Finish) {
+	t := o.requests[f.Req]
+	if t.ended {
+		o.fault("request %d ends twice", f.Req)
+	}
+	if (f.Reason == sched.Failed) != (f.Err != nil) {
+		o.fault("request %d ends %s with error %v", f.Req, f.Reason, f.Err)
+	}
+	t.ended = true
+	o.closed++
+}
+
+func (o *Oracle) start(b *sched.Batch) {
+	if b == nil {
+		return
+	}
+	if o.batches[b.Prefill] != nil {
+		o.fault("batch %d starts while another runs", b.ID)
+	}
+	run := &rows{id: b.ID, memory: b.Rows}
+	for _, r := range b.Rows {
+		if len(r.Pages)*o.pool.PageSize() < r.Start+len(r.Tokens) {
+			o.fault("batch %d: request %d has %d pages for %d tokens from %d", b.ID, r.Req, len(r.Pages), len(r.Tokens), r.Start)
+			return
+		}
+		if o.requests[r.Req].ended {
+			o.fault("batch %d: request %d has ended", b.ID, r.Req)
+		}
+		for at := r.Start; at < r.Start+len(r.Tokens); at++ {
+			o.writes(r.Pages[at/o.pool.PageSize()], fmt.Sprintf("batch %d", b.ID), r.Req)
+		}
+		run.reqs = append(run.reqs, r.Req)
+		run.pages = append(run.pages, append([]kv.Page(nil), r.Pages...))
+	}
+	o.batches[b.Prefill] = run
+}
+
+// writes: who is about to write page p for req must be the only one to touch it.
+func (o *Oracle) writes(p kv.Page, who string, req sched.ReqID) {
+	if s := o.pool.State(p); s != kv.Owned {
+		o.fault("%s writes page %d, which is %s", who, p, s)
+	}
+	for id, pages := range o.grants {
+		if contains(pages, p) {
+			o.fault("%s writes page %d, which grant %d may write", who, p, id)
+		}
+	}
+	for id, s := range o.sends {
+		if id != req && s.bound && contains(s.pages, p) {
+			o.fault("%s writes page %d, which the send of request %d reads", who, p, id)
+		}
+	}
+	for _, b := range o.batches {
+		for i, pages := range b.pages {
+			if contains(pages, p) {
+				o.fault("%s writes page %d, which row %d of batch %d uses", who, p, i, b.id)
+			}
+		}
+	}
+}
+
+func contains(pages []kv.Page, p kv.Page) bool {
+	for _, q := range pages {
+		if p == q {
+			return true
+		}
+	}
+	return false
+}
