@@ -131,7 +131,7 @@ type Config struct {
 	KVDType        string // "f16" or "f32"; "" is f16
 	TP             int    // ranks the KV heads are split over; 0 is 1
 	Threads        int    // goroutines that compute, the caller of Run included; 0: all cores
-	Context        int    // longest sequence in tokens; 0: the model's
+	Context        int    // longest sequence in tokens; 0: the model's, at most 8192 (Sim: 131072)
 	MaxBatchTokens int    // tokens of all rows of one batch; 0: 576
 	Precision      string // "native": quantised products; "f32": weights dequantised, f32 activations; "" is native
 }
@@ -143,6 +143,7 @@ const (
 	maxPageSize           = 4096
 	maxThreads            = 1024
 	maxBatchTokens        = 1 << 16
+	defaultContext        = 8192
 	maxContext            = 1 << 20
 )
 
@@ -167,7 +168,7 @@ func (c *Config) check(heads, context int) error {
 		c.TP = 1
 	}
 	if c.Context == 0 {
-		c.Context = context
+		c.Context = min(context, defaultContext)
 	}
 	if c.MaxBatchTokens == 0 {
 		c.MaxBatchTokens = DefaultMaxBatchTokens
@@ -260,8 +261,10 @@ func (s *Sampling) check(r *Row, vocab int) error {
 		return fmt.Errorf("top_p %v, want 0 to 1", s.TopP)
 	case s.MinP < 0 || s.MinP > 1:
 		return fmt.Errorf("min_p %v, want 0 to 1", s.MinP)
-	case s.Repetition < 0:
-		return fmt.Errorf("repetition penalty %v, want more than 0", s.Repetition)
+	case s.Repetition != 0 && (s.Repetition < 0.01 || s.Repetition > 100):
+		return fmt.Errorf("repetition penalty %v, want 0.01 to 100", s.Repetition)
+	case max(s.Presence, -s.Presence, s.Frequency, -s.Frequency) > 1000:
+		return fmt.Errorf("presence penalty %v, frequency penalty %v: want -1000 to 1000", s.Presence, s.Frequency)
 	case s.Logprobs < -1 || s.Logprobs > maxTop:
 		return fmt.Errorf("%d log-probabilities, want -1 to %d", s.Logprobs, maxTop)
 	case s.Choice < 0 || s.Choice > math.MaxInt32:
@@ -270,8 +273,8 @@ func (s *Sampling) check(r *Row, vocab int) error {
 		return fmt.Errorf("history of %d tokens, %d of them output", len(r.History), r.Index)
 	}
 	for _, b := range s.LogitBias {
-		if b.ID < 0 || int(b.ID) >= vocab || b.Add != b.Add || b.Add > math.MaxFloat32 {
-			return fmt.Errorf("bias %v for token %d, the vocabulary has %d", b.Add, b.ID, vocab)
+		if b.ID < 0 || int(b.ID) >= vocab || !(max(b.Add, -b.Add) <= 1e6) {
+			return fmt.Errorf("bias %v for token %d: want -1e6 to 1e6, the vocabulary has %d", b.Add, b.ID, vocab)
 		}
 	}
 	if s.NeedsHistory() {

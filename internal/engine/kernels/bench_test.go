@@ -74,7 +74,7 @@ func BenchmarkMul(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				x.Prepare(0, s.n)
-				m.Mul(y, s.rows, x, 0, s.rows, sc)
+				m.Mul(y, s.rows, x, 0, s.n, 0, s.rows, sc)
 			}
 			report(b)
 		})

@@ -131,8 +131,10 @@ func TestMul(t *testing.T) {
 					x.Prepare(g, min(g+Group, n))
 				}
 				y := make([]float32, n*rows)
-				m.Mul(y, rows, x, 0, 4, s)
-				m.Mul(y, rows, x, 4, rows, s)
+				for t := 0; t < n; t += Group {
+					m.Mul(y, rows, x, t, min(t+Group, n), 0, 4, s)
+					m.Mul(y, rows, x, t, min(t+Group, n), 4, rows, s)
+				}
 				w := make([]float32, cols)
 				for i := range y {
 					r, in := i%rows, x.Row(i/rows)
@@ -183,7 +185,7 @@ func TestMulPrecise(t *testing.T) {
 		fill(rnd, x.f)
 		x.Prepare(0, 3)
 		y, w := make([]float32, 15), make([]float32, 96)
-		m.Mul(y, 5, x, 0, 5, NewScratch(96))
+		m.Mul(y, 5, x, 0, 3, 0, 5, NewScratch(96))
 		for i, got := range y {
 			m.Row(w, i%5)
 			if want := refDot(w, x.Row(i/5)); got != want {
@@ -207,7 +209,7 @@ func TestNotFinite(t *testing.T) {
 				x.Row(1)[40] = float32(bad)
 				x.Prepare(0, n)
 				y := make([]float32, 3*n)
-				m.Mul(y, 3, x, 0, 3, NewScratch(64))
+				m.Mul(y, 3, x, 0, n, 0, 3, NewScratch(64))
 				for i, f := range y {
 					finite := f-f == 0
 					if finite != (i/3 != 1) {

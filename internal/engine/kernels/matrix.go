@@ -121,36 +121,36 @@ func NewScratch(cols int) *Scratch {
 	}
 }
 
-// Mul computes rows [r0, r1) of y = W x for each of the inputs of x:
-// y[t*stride+r] for input t and row r.
+// Mul computes rows [r0, r1) of y = W x for inputs [t0, t1) of x: y[t*stride+r]
+// for input t and row r. t0 is a multiple of Group.
 //
 // Quantised weights meet the int8 form of x, float ones its float form; with
 // x.Float all weights are widened and meet the float form.
-func (m *Matrix) Mul(y []float32, stride int, x *Input, r0, r1 int, s *Scratch) {
+func (m *Matrix) Mul(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	switch {
 	case m.Type == F32 || m.Type == F16 || x.Float:
-		m.mulFloat(y, stride, x, r0, r1, s)
+		m.mulFloat(y, stride, x, t0, t1, r0, r1, s)
 	case m.Type == Q8_0 && x.N <= narrow:
-		m.mulQ8(y, stride, x, r0, r1)
+		m.mulQ8(y, stride, x, t0, t1, r0, r1)
 	case m.Type == Q8_0:
-		m.mulQ8Wide(y, stride, x, r0, r1, s)
+		m.mulQ8Wide(y, stride, x, t0, t1, r0, r1, s)
 	case x.N <= narrow:
-		m.mulQ4(y, stride, x, r0, r1)
+		m.mulQ4(y, stride, x, t0, t1, r0, r1)
 	default:
-		m.mulQ4Wide(y, stride, x, r0, r1, s)
+		m.mulQ4Wide(y, stride, x, t0, t1, r0, r1, s)
 	}
 }
 
 // mulFloat: a row of weights is widened once and meets all inputs.
-func (m *Matrix) mulFloat(y []float32, stride int, x *Input, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulFloat(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	w := s.f[:m.Cols]
 	for r := r0; r < r1; r++ {
 		m.Row(w, r)
-		t := 0
-		for ; t+2 <= x.N; t += 2 {
+		t := t0
+		for ; t+2 <= t1; t += 2 {
 			y[t*stride+r], y[(t+1)*stride+r] = Dot2(w, x.Row(t), x.Row(t+1))
 		}
-		if t < x.N {
+		if t < t1 {
 			y[t*stride+r] = Dot(w, x.Row(t))
 		}
 	}

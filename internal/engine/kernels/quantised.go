@@ -30,7 +30,7 @@ import "encoding/binary"
 // cycle.
 
 // mulQ4Wide: four rows at a time are unpacked once and meet all inputs.
-func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	blocks := m.Cols / Block
 	w, d, lo := s.w[:m.Cols], s.d[:blocks], s.m[:blocks]
 	for ; r0 < r1; r0 += 4 {
@@ -38,11 +38,11 @@ func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, r0, r1 int, s *Scr
 		for j := range rows {
 			unpackQ4(w, d, lo, m.row(r0+j), j)
 		}
-		for t := 0; t < x.N; t += 4 {
+		for t := t0; t < t1; t += 4 {
 			var acc [4][4]float32
 			g := t / 4
 			tileQ4(&acc, x.four[g*m.Cols:][:m.Cols], x.blk4[g*blocks:][:blocks], w, d, lo)
-			for i := range min(4, x.N-t) {
+			for i := range min(4, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
 				for j := range out {
 					out[j] = acc[j&3][i&3]
@@ -99,7 +99,7 @@ func foldQ4(y *[4]float32, a int64, k *block4, d, lo float32) {
 	y[3] += float32(float32(int32(u>>48)+k.bias[3])*float32(d*k.scale[3])) + float32(lo*k.sum[3])
 }
 
-func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	blocks := m.Cols / Block
 	w, d := s.w[:m.Cols], s.d[:blocks]
 	for ; r0 < r1; r0 += 4 {
@@ -107,11 +107,11 @@ func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, r0, r1 int, s *Scr
 		for j := range rows {
 			unpackQ8(w, d, m.row(r0+j), j)
 		}
-		for t := 0; t < x.N; t += 3 {
+		for t := t0; t < t1; t += 3 {
 			var acc [4][3]float32
 			g := t / 3
 			tileQ8(&acc, x.three[g*m.Cols:][:m.Cols], x.blk3[g*blocks:][:blocks], w, d)
-			for i := range min(3, x.N-t) {
+			for i := range min(3, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
 				for j := range out {
 					out[j] = acc[j&3][i]
@@ -161,8 +161,8 @@ func foldQ8(y *[3]float32, a int64, k *block3, d float32) {
 }
 
 // mulQ4 multiplies inputs one by one, straight from the file's nibbles.
-func (m *Matrix) mulQ4(y []float32, stride int, x *Input, r0, r1 int) {
-	for t := range x.N {
+func (m *Matrix) mulQ4(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
+	for t := t0; t < t1; t++ {
 		words := x.four[t*m.Cols/4:][:m.Cols/4]
 		for r := r0; r < r1; r++ {
 			y[t*stride+r] = dotQ4(m.row(r), words, x.blk4[:m.Cols/Block], t)
@@ -202,8 +202,8 @@ func dotQ4(row []byte, words []int64, blk []block4, t int) float32 {
 	return y
 }
 
-func (m *Matrix) mulQ8(y []float32, stride int, x *Input, r0, r1 int) {
-	for t := range x.N {
+func (m *Matrix) mulQ8(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
+	for t := t0; t < t1; t++ {
 		words := x.three[t*m.Cols/2:][:m.Cols/2]
 		for r := r0; r < r1; r++ {
 			y[t*stride+r] = dotQ8(m.row(r), words, x.blk3[:m.Cols/Block], t)

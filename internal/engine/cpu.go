@@ -1,0 +1,442 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
+	"github.com/metronome-serve/metronome/internal/kv"
+)
+
+// CPU computes Llama models on the processor's cores. All its memory is taken
+// by New: a batch allocates nothing.
+type CPU struct {
+	w      *Weights
+	cfg    Config
+	geo    kv.Geometry
+	dtype  dtype
+	print  string
+	arenas []*arena
+	rope   *kernels.RopeTable
+	crew   *crew
+	locals []*local
+	phases phases
+
+	mu     sync.Mutex // held by Run
+	closed atomic.Bool
+
+	// The batch of the current Run. Token t is one vector of every buffer.
+	batch  *Batch
+	tokens []token
+	x      []float32 // residual stream, dim values a token
+	delta  []float32 // what the last product adds to it
+	q      []float32
+	k, v   []float32
+	gate   []float32
+	up     []float32
+	norm   *kernels.Input // normed x, for q, k, v, gate and up
+	att    *kernels.Input // attention's result
+	ff     *kernels.Input // SwiGLU's result
+	layer  int
+	block  *block
+	spans  []span
+
+	head   *kernels.Input // final norm of the tokens whose logits are wanted
+	wanted []wanted
+	logits []float32
+	part   []wanted // what of wanted is in head now
+	failed []error  // per entry of part
+
+	job job
+}
+
+// token says which token of the batch it is.
+type token struct {
+	row *Row
+	at  int // index into row.Tokens
+}
+
+// span is one tile of attention: up to queryTile neighbouring tokens of a row
+// and one KV head with all its query heads.
+type span struct{ first, n, head int }
+
+// wanted is a token whose logits are needed: to draw, or to score a target.
+type wanted struct {
+	token, row int
+	target     int // -1: none
+	draw       bool
+}
+
+const (
+	queryTile = 16 // tokens that share what is read of K and V
+	headTile  = 32 // tokens that share one pass over the output matrix
+	tokenTile = 8 * kernels.Group
+)
+
+// local is the memory of one thread.
+type local struct {
+	mul     *kernels.Scratch
+	k, v    []float32 // one block of positions of one head, widened
+	scratch []float32
+	states  []kernels.State
+	sampler *sampler
+}
+
+// phases are the engine's tile functions, bound once: a closure for each call
+// would be an allocation.
+type phases struct{ enter, mul, place, attend, leave, middle, swiglu, use func(tile, worker int) }
+
+// New makes an engine over shared weights: KV memory for cfg.Pages pages, all
+// scratch, and its threads. A TP that does not divide the KV heads, a dtype
+// without arithmetic, or sizes out of range are errors.
+func New(w *Weights, cfg Config) (*CPU, error) {
+	h := &w.hyper
+	if err := cfg.check(h.KVHeads, h.Context); err != nil {
+		return nil, err
+	}
+	d, err := parseDType(cfg.KVDType)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Threads == 0 {
+		cfg.Threads = runtime.NumCPU()
+	}
+	e := &CPU{w: w, cfg: cfg, dtype: d}
+	e.geo = kv.Geometry{Layers: h.Layers, Heads: h.KVHeads, TokenBytes: 2 * h.HeadDim * int(d), PageSize: cfg.PageSize}
+	if e.arenas, err = newArenas(e.geo, cfg.Pages, cfg.TP); err != nil {
+		return nil, err
+	}
+	e.print = fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "cpu %s precision=%s kv=%dx%dx%d,%s context=%d revision=%d",
+		w.print, cfg.Precision, e.geo.Layers, e.geo.Heads, e.geo.TokenBytes, cfg.KVDType, cfg.Context, Revision)))
+	e.rope = kernels.NewRopeTable(cfg.Context, h.RopeDim, h.RopeTheta)
+	e.allocate()
+	e.phases = phases{e.enterTile, e.mulTile, e.placeTile, e.attendTile, e.leaveTile, e.middleTile, e.swigluTile, e.useTile}
+	e.crew = newCrew(cfg.Threads)
+	return e, nil
+}
+
+func (e *CPU) allocate() {
+	h, n := &e.w.hyper, e.cfg.MaxBatchTokens
+	heads := h.Heads * h.HeadDim
+	var in, o, ff []kernels.Type
+	for i := range e.w.blocks {
+		b := &e.w.blocks[i]
+		in = append(in, b.q.Type, b.k.Type, b.v.Type, b.gate.Type, b.up.Type)
+		o, ff = append(o, b.attnOut.Type), append(ff, b.down.Type)
+	}
+	float := e.cfg.Precision == "f32"
+	e.norm, e.att = kernels.NewInput(n, h.Dim, float, in...), kernels.NewInput(n, heads, float, o...)
+	e.ff = kernels.NewInput(n, h.FF, float, ff...)
+	e.head = kernels.NewInput(headTile, h.Dim, float, e.w.output.Type)
+	e.tokens, e.spans = make([]token, 0, n), make([]span, 0, n*h.KVHeads)
+	e.x, e.delta = make([]float32, n*h.Dim), make([]float32, n*h.Dim)
+	e.q, e.k, e.v = make([]float32, n*heads), make([]float32, n*h.KVHeads*h.HeadDim), make([]float32, n*h.KVHeads*h.HeadDim)
+	e.gate, e.up = make([]float32, n*h.FF), make([]float32, n*h.FF)
+	e.wanted = make([]wanted, 0, n)
+	e.logits, e.failed = make([]float32, headTile*h.Vocab), make([]error, headTile)
+	for range e.cfg.Threads {
+		e.locals = append(e.locals, &local{
+			mul: kernels.NewScratch(max(h.Dim, heads, h.FF)),
+			k:   make([]float32, kernels.Span*h.HeadDim), v: make([]float32, kernels.Span*h.HeadDim),
+			scratch: make([]float32, kernels.Span+h.HeadDim),
+			states:  make([]kernels.State, queryTile*h.Heads/h.KVHeads),
+			sampler: newSampler(h.Vocab),
+		})
+	}
+}
+
+func (e *CPU) Geometry() kv.Geometry  { return e.geo }
+func (e *CPU) Fingerprint() string    { return e.print }
+func (e *CPU) Memory(rank int) Memory { return e.arenas[rank] }
+func (e *CPU) Vocab() int             { return e.w.hyper.Vocab }
+func (e *CPU) MaxBatchTokens() int    { return e.cfg.MaxBatchTokens }
+
+// Close ends the threads. A Run in progress ends before its next layer.
+func (e *CPU) Close() {
+	if e.closed.Swap(true) {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.crew.close()
+}
+
+// Run computes a batch. Errors are a *RowError, a batch that is too large, or
+// ErrClosed.
+func (e *CPU) Run(b *Batch) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := checkBatch(b, &e.cfg, e.w.hyper.Vocab); err != nil {
+		return err
+	}
+	e.batch = b
+	e.begin()
+	n := len(e.tokens)
+	for l := range e.w.blocks {
+		if e.closed.Load() {
+			return ErrClosed
+		}
+		w := &e.w.blocks[l]
+		e.layer, e.block = l, w
+		e.each(n, e.phases.enter)
+		e.mul(e.norm, product{&w.q, e.q}, product{&w.k, e.k}, product{&w.v, e.v})
+		e.each(n, e.phases.place)
+		if b.LayerDone != nil {
+			b.LayerDone(l)
+		}
+		e.crew.run(len(e.spans), e.phases.attend)
+		e.each(n, e.phases.leave)
+		e.mul(e.att, product{&w.attnOut, e.delta})
+		e.each(n, e.phases.middle)
+		e.mul(e.norm, product{&w.gate, e.gate}, product{&w.up, e.up})
+		e.each(n, e.phases.swiglu)
+		e.mul(e.ff, product{&w.down, e.delta})
+	}
+	return e.finish()
+}
+
+// begin lists the tokens of the batch, the tiles of its attention, and the
+// tokens whose logits are wanted.
+func (e *CPU) begin() {
+	e.tokens, e.spans, e.wanted = e.tokens[:0], e.spans[:0], e.wanted[:0]
+	for i := range e.batch.Rows {
+		r := &e.batch.Rows[i]
+		first := len(e.tokens)
+		for j := range r.Tokens {
+			e.tokens = append(e.tokens, token{r, j})
+			w := wanted{token: first + j, row: i, target: -1, draw: r.Sample != nil && j == len(r.Tokens)-1}
+			if r.Targets != nil && r.Targets[j] >= 0 {
+				w.target = int(r.Targets[j])
+			}
+			if w.draw || w.target >= 0 {
+				e.wanted = append(e.wanted, w)
+			}
+		}
+		// The last tokens attend to most positions: they go first, so that
+		// what is left at the end of the phase is small.
+		for end := len(r.Tokens); end > 0; end -= queryTile {
+			j := max(0, end-queryTile)
+			for head := range e.geo.Heads {
+				e.spans = append(e.spans, span{first + j, end - j, head})
+			}
+		}
+	}
+	n := len(e.tokens)
+	e.norm.N, e.att.N, e.ff.N = n, n, n
+}
+
+// each calls a phase for groups of kernels.Group tokens, as Input.Prepare wants them.
+func (e *CPU) each(n int, phase func(tile, worker int)) {
+	e.crew.run((n+kernels.Group-1)/kernels.Group, phase)
+}
+
+func (e *CPU) group(tile int) (t0, t1 int) {
+	return tile * kernels.Group, min((tile+1)*kernels.Group, len(e.tokens))
+}
+
+// of is token t's part of a buffer.
+func (e *CPU) of(buf []float32, t int) []float32 {
+	n := len(buf) / e.cfg.MaxBatchTokens
+	return buf[t*n : (t+1)*n : (t+1)*n]
+}
+
+// enterTile takes in the block before (or the embedding), and norms for this one.
+func (e *CPU) enterTile(tile, _ int) {
+	t0, t1 := e.group(tile)
+	for t := t0; t < t1; t++ {
+		x := e.of(e.x, t)
+		if k := e.tokens[t]; e.layer == 0 {
+			e.w.embed.Row(x, int(k.row.Tokens[k.at]))
+		} else {
+			kernels.Add(x, e.of(e.delta, t))
+		}
+		kernels.RMSNorm(e.norm.Row(t), x, e.block.attnNorm, e.w.hyper.Eps)
+	}
+	e.norm.Prepare(t0, t1)
+}
+
+// placeTile rotates q and k, and writes K and V to their pages, rounded to the
+// KV dtype. Attention reads them from there, those of this batch too.
+func (e *CPU) placeTile(tile, _ int) {
+	t0, t1 := e.group(tile)
+	dim := e.w.hyper.HeadDim
+	row := dim * int(e.dtype)
+	for t := t0; t < t1; t++ {
+		k := e.tokens[t]
+		pos := k.row.Start + k.at
+		page, slot := k.row.Pages[pos/e.cfg.PageSize], pos%e.cfg.PageSize
+		for q := e.of(e.q, t); len(q) > 0; q = q[dim:] {
+			e.rope.Apply(q[:dim], pos)
+		}
+		keys, values := e.of(e.k, t), e.of(e.v, t)
+		for h := range e.geo.Heads {
+			key := keys[h*dim:][:dim]
+			e.rope.Apply(key, pos)
+			to := e.extent(page, h)
+			e.dtype.put(to[slot*row:], key)
+			e.dtype.put(to[(e.cfg.PageSize+slot)*row:], values[h*dim:][:dim])
+		}
+	}
+}
+
+// extent is the bytes of one KV head, numbered over the whole model, of a page
+// in the current layer.
+func (e *CPU) extent(page kv.Page, head int) []byte {
+	n := e.geo.Heads / e.cfg.TP
+	return e.arenas[head/n].Extent(e.layer, page, head%n, 1)
+}
+
+// attendTile is attention of one span: each block of positions is widened once
+// for all the span's queries.
+func (e *CPU) attendTile(tile, worker int) {
+	s, l := e.spans[tile], e.locals[worker]
+	h := &e.w.hyper
+	dim, group := h.HeadDim, h.Heads/h.KVHeads
+	row, at := e.tokens[s.first].row, e.tokens[s.first].row.Start+e.tokens[s.first].at
+	scale := 1 / float32(math.Sqrt(float64(dim)))
+	for from := 0; from < at+s.n; from += kernels.Span {
+		e.widen(l, row.Pages, s.head, from, min(kernels.Span, at+s.n-from))
+		for i := max(0, from-at); i < s.n; i++ {
+			n := min(kernels.Span, at+i+1-from)
+			q, out := e.of(e.q, s.first+i), e.att.Row(s.first+i)
+			for g := range group {
+				lo := (s.head*group + g) * dim
+				kernels.Attend(&l.states[i*group+g], out[lo:lo+dim], q[lo:lo+dim], l.k, l.v, n, scale, from == 0, l.scratch)
+			}
+		}
+	}
+	for i := range s.n {
+		out := e.att.Row(s.first + i)
+		for g := range group {
+			lo := (s.head*group + g) * dim
+			l.states[i*group+g].Finish(out[lo : lo+dim])
+		}
+	}
+}
+
+// widen reads K and V of n positions of one head, page by page.
+func (e *CPU) widen(l *local, pages []kv.Page, head, from, n int) {
+	dim, size := e.w.hyper.HeadDim, e.cfg.PageSize
+	row := dim * int(e.dtype)
+	for i := 0; i < n; {
+		slot := (from + i) % size
+		run := min(n-i, size-slot)
+		src := e.extent(pages[(from+i)/size], head)
+		e.dtype.widen(l.k[i*dim:(i+run)*dim], src[slot*row:])
+		e.dtype.widen(l.v[i*dim:(i+run)*dim], src[(size+slot)*row:])
+		i += run
+	}
+}
+
+func (e *CPU) leaveTile(tile, _ int) { e.att.Prepare(e.group(tile)) }
+
+// middleTile takes in attention, and norms for the feed-forward part.
+func (e *CPU) middleTile(tile, _ int) {
+	t0, t1 := e.group(tile)
+	for t := t0; t < t1; t++ {
+		x := e.of(e.x, t)
+		kernels.Add(x, e.of(e.delta, t))
+		kernels.RMSNorm(e.norm.Row(t), x, e.block.ffnNorm, e.w.hyper.Eps)
+	}
+	e.norm.Prepare(t0, t1)
+}
+
+func (e *CPU) swigluTile(tile, _ int) {
+	t0, t1 := e.group(tile)
+	for t := t0; t < t1; t++ {
+		kernels.SwiGLU(e.ff.Row(t), e.of(e.gate, t), e.of(e.up, t))
+	}
+	e.ff.Prepare(t0, t1)
+}
+
+// finish computes the wanted logits, some tokens at a time, and uses them.
+func (e *CPU) finish() error {
+	for rest := e.wanted; len(rest) > 0; rest = rest[len(e.part):] {
+		if e.closed.Load() {
+			return ErrClosed
+		}
+		e.part = rest[:min(headTile, len(rest))]
+		e.head.N = len(e.part)
+		for i, w := range e.part {
+			x := e.head.Row(i)
+			copy(x, e.of(e.x, w.token))
+			kernels.Add(x, e.of(e.delta, w.token))
+			kernels.RMSNorm(x, x, e.w.norm, e.w.hyper.Eps)
+		}
+		e.head.Prepare(0, len(e.part))
+		e.mul(e.head, product{&e.w.output, e.logits})
+		e.crew.run(len(e.part), e.phases.use)
+		for i, err := range e.failed[:len(e.part)] {
+			if err != nil {
+				return &RowError{e.part[i].row, err}
+			}
+		}
+	}
+	return nil
+}
+
+// useTile scores a target or draws a token, or both.
+func (e *CPU) useTile(i, worker int) {
+	w := e.part[i]
+	logits := e.logits[i*e.Vocab():][:e.Vocab()]
+	r := &e.batch.Rows[w.row]
+	e.failed[i] = finite(logits)
+	if e.failed[i] == nil && w.target >= 0 {
+		r.Scores[e.tokens[w.token].at] = logprob(logits, int32(w.target), logNorm(logits))
+	}
+	if e.failed[i] == nil && w.draw {
+		e.locals[worker].sampler.draw(logits, r)
+	}
+}
+
+// product is y = m x for all tokens, one row of m.Rows values a token.
+type product struct {
+	m *kernels.Matrix
+	y []float32
+}
+
+// job is the products that are being computed, cut into tiles: all row tiles
+// of one stretch of tokens, then of the next, whose inputs stay in the cache.
+type job struct {
+	x       *kernels.Input
+	p       [3]product
+	rows    int    // of a tile
+	ends    [3]int // row tiles of the products, cumulated
+	perTurn int    // row tiles of all products
+}
+
+// mul computes products of one input.
+func (e *CPU) mul(x *kernels.Input, products ...product) {
+	j := &e.job
+	*j = job{x: x}
+	n := min(x.N, tokenTile)
+	j.rows = max(tileWork/(n*x.Cols)/16*16, 16)
+	for i, p := range products {
+		j.p[i] = p
+		j.perTurn += (p.m.Rows + j.rows - 1) / j.rows
+		j.ends[i] = j.perTurn
+	}
+	e.crew.run((x.N+tokenTile-1)/tokenTile*j.perTurn, e.phases.mul)
+}
+
+// tileWork is how many products a tile should have: about 50 µs of work, long
+// next to the handing out of a tile, short next to a phase. Rows come in
+// sixteens: 16 outputs are one cache line, which threads should not share.
+const tileWork = 1 << 18
+
+func (e *CPU) mulTile(tile, worker int) {
+	j := &e.job
+	t0 := tile / j.perTurn * tokenTile
+	tile %= j.perTurn
+	i, first := 0, 0
+	for tile >= j.ends[i] {
+		first = j.ends[i]
+		i++
+	}
+	m, r0 := j.p[i].m, (tile-first)*j.rows
+	m.Mul(j.p[i].y, m.Rows, j.x, t0, min(t0+tokenTile, j.x.N), r0, min(r0+j.rows, m.Rows), e.locals[worker].mul)
+}

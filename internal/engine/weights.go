@@ -1,0 +1,109 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
+	"github.com/metronome-serve/metronome/internal/model"
+)
+
+// Weights is a model's weights as the forward pass uses them: matrices are
+// views into the model file, norms are copies. Any number of engines may share
+// one Weights; the file must stay open until the last has been closed.
+type Weights struct {
+	hyper  model.Hyper
+	print  string
+	embed  kernels.Matrix
+	output kernels.Matrix // the embedding again when the model ties them
+	norm   []float32
+	blocks []block
+}
+
+type block struct {
+	attnNorm, ffnNorm                []float32
+	q, k, v, attnOut, gate, up, down kernels.Matrix
+}
+
+// LoadWeights finds the tensors of a Llama model and checks that the kernels
+// can multiply with them. Nothing is copied but the norms.
+func LoadWeights(f *model.File) (*Weights, error) {
+	h, err := f.Hyper()
+	if err != nil {
+		return nil, err
+	}
+	if h.HeadDim%16 != 0 {
+		return nil, fmt.Errorf("engine: heads of %d values; a multiple of 16 can be computed", h.HeadDim)
+	}
+	l := loader{f: f}
+	w := &Weights{
+		hyper: h, print: f.Fingerprint(), blocks: make([]block, h.Layers),
+		embed: l.matrix("token_embd.weight", h.Vocab, h.Dim), norm: l.vector("output_norm.weight", h.Dim),
+	}
+	w.output = w.embed
+	if !h.Tied {
+		w.output = l.matrix("output.weight", h.Vocab, h.Dim)
+	}
+	for i := range w.blocks {
+		name := func(s string) string { return fmt.Sprintf("blk.%d.%s.weight", i, s) }
+		w.blocks[i] = block{
+			attnNorm: l.vector(name("attn_norm"), h.Dim), ffnNorm: l.vector(name("ffn_norm"), h.Dim),
+			q:       l.matrix(name("attn_q"), h.Heads*h.HeadDim, h.Dim),
+			k:       l.matrix(name("attn_k"), h.KVHeads*h.HeadDim, h.Dim),
+			v:       l.matrix(name("attn_v"), h.KVHeads*h.HeadDim, h.Dim),
+			attnOut: l.matrix(name("attn_output"), h.Dim, h.Heads*h.HeadDim),
+			gate:    l.matrix(name("ffn_gate"), h.FF, h.Dim),
+			up:      l.matrix(name("ffn_up"), h.FF, h.Dim),
+			down:    l.matrix(name("ffn_down"), h.Dim, h.FF),
+		}
+	}
+	return w, l.err
+}
+
+// loader reads tensors; the first error sticks.
+type loader struct {
+	f   *model.File
+	err error
+}
+
+func (l *loader) matrix(name string, rows, cols int) kernels.Matrix {
+	t, ok := l.f.Tensor(name)
+	if !ok {
+		return l.fail(name, "is missing")
+	}
+	var kind kernels.Type
+	switch t.Type {
+	case model.F32:
+		kind = kernels.F32
+	case model.F16:
+		kind = kernels.F16
+	case model.Q8_0:
+		kind = kernels.Q8_0
+	case model.Q4_1:
+		kind = kernels.Q4_1
+	default:
+		return l.fail(name, "has type %v; F32, F16, Q8_0 and Q4_1 can be computed", t.Type)
+	}
+	m, err := kernels.NewMatrix(kind, rows, cols, t.Data)
+	if err != nil {
+		return l.fail(name, "%w", err)
+	}
+	return m
+}
+
+// vector reads one row of any type into float32.
+func (l *loader) vector(name string, n int) []float32 {
+	m := l.matrix(name, 1, n)
+	if l.err != nil {
+		return nil
+	}
+	v := make([]float32, n)
+	m.Row(v, 0)
+	return v
+}
+
+func (l *loader) fail(name, format string, args ...any) kernels.Matrix {
+	if l.err == nil {
+		l.err = fmt.Errorf("engine: tensor %q "+format, append([]any{name}, args...)...)
+	}
+	return kernels.Matrix{}
+}
