@@ -44,7 +44,9 @@ type Memory interface {
 	// Extent is the bytes of heads [head, head+heads) (local to the rank) of
 	// one page in one layer, contiguous, laid out as kv.Geometry says. Values
 	// are little-endian. A range outside of the rank's memory panics: whoever
-	// takes ranges from a peer checks them first.
+	// takes ranges from a peer checks them first. Ask for an extent each time
+	// that it is written, and before the first byte: Sim takes it as a sign
+	// that the page must be read again.
 	Extent(layer int, page kv.Page, head, heads int) []byte
 }
 
@@ -286,3 +288,8 @@ func (s *Sampling) check(r *Row, vocab int) error {
 	}
 	return nil
 }
+
+var (
+	_ Engine = (*CPU)(nil)
+	_ Engine = (*Sim)(nil)
+)
