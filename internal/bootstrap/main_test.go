@@ -38,6 +38,19 @@ func (m *memNet) set(addr string, serve func(net.Conn)) {
 	m.peers[addr] = serve
 }
 
+func (m *memNet) peer(addr string) func(net.Conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peers[addr]
+}
+
+// hole makes addr swallow every SYN.
+func (m *memNet) hole(addr string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.holes[addr] = true
+}
+
 func (m *memNet) dialed(addr string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

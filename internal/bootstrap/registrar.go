@@ -19,8 +19,8 @@ type RegistrarConfig struct {
 	Ranks   []Registration // all ranks of this prefill worker
 	Timeout time.Duration  // of one PUT, total [3s]
 	Probe   time.Duration  // of one check, total [1s]
-	Check   time.Duration  // mean time between two checks [3s]
-	Wait    time.Duration  // mean wait after the first failure; doubles with each [500ms]
+	Check   time.Duration  // mean time between two checks [4s]
+	Wait    time.Duration  // mean wait after the first failure; doubles with each [1s]
 	WaitMax time.Duration  // bound of the mean wait [5s]
 	Stale   time.Duration  // unreachable for so long: not ready any more [10s]
 	Seed    uint64         // of the jitter [random]
@@ -50,8 +50,8 @@ func NewRegistrar(cfg RegistrarConfig) *Registrar {
 		field *time.Duration
 		value time.Duration
 	}{
-		{&cfg.Timeout, 3 * time.Second}, {&cfg.Probe, time.Second}, {&cfg.Check, 3 * time.Second},
-		{&cfg.Wait, 500 * time.Millisecond}, {&cfg.WaitMax, 5 * time.Second}, {&cfg.Stale, 10 * time.Second},
+		{&cfg.Timeout, 3 * time.Second}, {&cfg.Probe, time.Second}, {&cfg.Check, 4 * time.Second},
+		{&cfg.Wait, time.Second}, {&cfg.WaitMax, 5 * time.Second}, {&cfg.Stale, 10 * time.Second},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value
