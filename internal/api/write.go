@@ -7,6 +7,17 @@ import (
 	"unicode/utf8"
 )
 
+// Known tells whether c is one of the codes of this package.
+func (c Code) Known() bool {
+	switch c {
+	case InvalidRequest, ContextLengthExceeded, Unsupported, Unauthorized, Forbidden, ModelNotFound, NotFound, MethodNotAllowed,
+		DeadlineExceeded, BodyTooLarge, Overloaded, ClientGone, Internal, PrefillUnreachable, DecodeUnreachable, KVTransferFailed,
+		PeerMismatch, NoPrefill, NoDecode, Draining, Starting:
+		return true
+	}
+	return false
+}
+
 // AppendErrorJSON appends e as OpenAI's error body:
 // {"error":{"message":…,"type":…,"code":…,"param":…}}.
 func AppendErrorJSON(b []byte, e *Error) []byte {

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 // Config is everything a router can be told. It is not changed after New.
@@ -24,7 +26,7 @@ type Config struct {
 	MaxBody       int64         // bytes of a request's body
 	MaxEjected    float64       // share of a pool, 0 to 1, that failing requests may take out; failed probes are not capped
 	Drain         time.Duration // how long running requests may go on after a stop
-	Tokens        []string      // what callers must present, any one of them; none: everybody may call
+	Tokens        api.Tokens    // what callers must present; none: everybody may call
 	PeerToken     string        // what workers are presented; "": the client's own, unless Tokens are set
 
 	RequestTimeout time.Duration // the whole of one request; 600 s

@@ -1,0 +1,520 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
+)
+
+const (
+	relayBuffer  = 32 << 10 // of one stream, and what a decode may be ahead of its client in our memory
+	wholeAnswer  = 4 << 20  // an answer that is no stream is held back up to this size, so that a break can be retried
+	errorAnswer  = 64 << 10 // bytes read of an error answer
+	prefillDrain = 32 << 20 // bytes read of a prefill's answer
+)
+
+var relayBuffers = sync.Pool{New: func() any { return new([relayBuffer]byte) }}
+
+// exchange drives one request: it owns the state machine, feeds it what
+// happens and does what it says. The client's own goroutine runs the decode
+// leg; the prefill leg has one of its own; timers and probes only feed events.
+type exchange struct {
+	r     *Router
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	req   *http.Request
+	path  string
+	kind  api.Kind
+	id    string
+	began time.Duration
+	until time.Duration // the request's deadline
+
+	body   []byte
+	held   int64 // memory booked for it
+	scan   api.Scanned
+	items  int
+	batch  bool
+	header http.Header // what both legs get
+
+	// Under mu: the machine and what its actions touch.
+	mu    sync.Mutex
+	pair  pair
+	cur   *attempt
+	avoid [2][]*worker
+	fail  verdict // what to tell the client, once ended
+
+	idle      *time.Timer   // runs while relaying; under mu
+	firstByte time.Duration // when the client's first byte was due, 0: not yet; set under mu
+
+	timer  *time.Timer   // the deadline
+	heard  atomic.Int64  // when the last write of decode's data was over, or writing
+	armed  time.Duration // when the write deadline was set
+	stream bool          // the answer is a stream
+	mid    bool          // the client was last given a part of an event
+	abort  bool          // break the connection off
+	sent   int64         // bytes to the client
+}
+
+// attempt is one try of a pair.
+type attempt struct {
+	n       int
+	workers [2]*worker
+	ctx     [2]context.Context
+	cancel  [2]context.CancelCauseFunc
+	header  http.Header
+	segs    [][]byte
+	length  int
+	late    *time.Timer // ends the prefill leg after its grace
+}
+
+// step feeds one event to the machine and does what it says. Nothing in it
+// waits, so any goroutine may call it.
+func (x *exchange) step(ev event) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stepLocked(ev)
+}
+
+func (x *exchange) stepLocked(ev event) {
+	now := x.r.now()
+	x.pair.Step(now, ev)
+	for _, a := range x.pair.Ready() {
+		switch a.kind {
+		case actPick:
+			x.stepLocked(x.pick(now)) // actPick comes last: what was Ready is done
+			return
+		case actSend:
+			x.dispatch(now)
+		case actEnd:
+			x.endLeg(a)
+		case actServed:
+			x.r.table.served(x.cur.workers[a.leg])
+		case actBlame:
+			w := x.cur.workers[a.leg]
+			x.avoid[a.leg] = append(x.avoid[a.leg], w)
+			x.r.table.blamed(now, w, a.verdict)
+			x.r.cfg.Log.Warn("leg failed", "request", x.id, "attempt", x.cur.n, "blamed", w.name, "cause", a.verdict.err.Message)
+		case actFail:
+			x.fail = a.verdict
+			if x.firstByte != 0 {
+				// A client that takes nothing must not hold up the end.
+				x.rc.SetWriteDeadline(time.Now().Add(time.Second))
+			}
+		}
+	}
+}
+
+// pick answers actPick. Further attempts are taken from a budget that all
+// requests share, so that retries cannot multiply an overload.
+func (x *exchange) pick(now time.Duration) event {
+	if x.pair.attempt > 0 && !x.r.budget.take() {
+		return event{kind: evNone}
+	}
+	got, err := x.r.table.pickPair(now, x.cost(), x.avoid)
+	if err != nil {
+		return event{kind: evNone, err: err}
+	}
+	if x.pair.attempt > 0 {
+		x.r.metrics.Retries.Inc()
+	}
+	x.cur = &attempt{n: x.pair.attempt + 1, workers: got}
+	return event{kind: evPicked, workers: [2]string{got[Prefill].name, got[Decode].name}}
+}
+
+// cost is what the request adds to each leg's load: the prefill computes the
+// prompt, the decode runs a row for each item.
+func (x *exchange) cost() [2]int64 {
+	return [2]int64{int64(x.scan.PromptBytes + 64*x.items), int64(x.items)}
+}
+
+// dispatch sends both legs: it starts the prefill's goroutine; the client's
+// goroutine takes up the decode leg when it next looks.
+func (x *exchange) dispatch(now time.Duration) {
+	a := x.cur
+	p := a.workers[Prefill]
+	in := api.Injection{Host: p.bootstrapHost, Port: p.bootstrapPort, Rooms: make([]int64, x.items), Batch: x.batch}
+	for i := range in.Rooms {
+		in.Rooms[i] = rand.Int64() // uniform in [0, 2^63-1], from the runtime's ChaCha8, seeded by the system
+	}
+	a.segs, _, a.length = x.scan.Splice(make([][]byte, 0, 4), make([]byte, 0, 160), in)
+	a.header = x.header.Clone()
+	a.header["X-Request-Timeout"] = []string{strconv.FormatInt((x.until-now).Milliseconds(), 10) + "ms"}
+	// The prefill's context does not end with the client's request: it may
+	// outlive it by endGrace. The machine ends it.
+	a.ctx[Prefill], a.cancel[Prefill] = context.WithCancelCause(x.r.base)
+	a.ctx[Decode], a.cancel[Decode] = context.WithCancelCause(x.req.Context())
+	x.r.legs.Go(func() { x.prefill(a) })
+}
+
+func (x *exchange) endLeg(a action) {
+	cur := x.cur
+	if a.grace == 0 {
+		cur.cancel[a.leg](a.err)
+		return
+	}
+	cur.late = time.AfterFunc(a.grace, func() { cur.cancel[a.leg](a.err) })
+}
+
+// run takes a request whose body is read to its end.
+func (x *exchange) run() {
+	x.step(event{kind: evStart})
+	for done := 0; ; {
+		x.mu.Lock()
+		a, phase := x.cur, x.pair.phase
+		x.mu.Unlock()
+		if phase == phaseEnded || a == nil || a.n == done {
+			break
+		}
+		done = a.n
+		x.decode(a)
+		a.cancel[Decode](errLegOver)
+		x.r.table.release(a.workers[Decode], x.cost()[Decode])
+	}
+	x.timer.Stop()
+	if x.idle != nil {
+		x.idle.Stop()
+	}
+	x.answer()
+}
+
+var errLegOver = errors.New("the leg is over")
+
+// prefill runs the prefill leg of one attempt: its answer is read for how it
+// ends, and for an error inside of it.
+func (x *exchange) prefill(a *attempt) {
+	w := a.workers[Prefill]
+	defer x.r.table.release(w, x.cost()[Prefill])
+	defer a.cancel[Prefill](errLegOver)
+	resp, f := x.send(a, Prefill)
+	if f == nil {
+		f = drainPrefill(a.ctx[Prefill], resp, x.items)
+		resp.Body.Close()
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if a.late != nil {
+		a.late.Stop()
+	}
+	if f != nil {
+		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Prefill, fault: *f})
+		return
+	}
+	x.stepLocked(event{kind: evEnded, attempt: a.n, leg: Prefill})
+}
+
+// drainPrefill reads a prefill's answer to its end. The first part of it is
+// looked at for an error: an engine that has begun a stream can tell of one in
+// no other way.
+func drainPrefill(ctx context.Context, resp *http.Response, items int) *fault {
+	buf := relayBuffers.Get().(*[relayBuffer]byte)
+	defer relayBuffers.Put(buf)
+	n, err := io.ReadFull(resp.Body, buf[:])
+	if err == nil {
+		_, err = io.CopyN(io.Discard, resp.Body, prefillDrain)
+		if err == nil {
+			return &fault{kind: faultCut, text: fmt.Sprintf("the answer is longer than %d bytes", prefillDrain)}
+		}
+	}
+	if err != io.EOF && err != io.ErrUnexpectedEOF || errors.Is(err, io.ErrUnexpectedEOF) && n == 0 {
+		return &fault{kind: faultCut, text: "the answer broke off: " + plainCause(ctx, err)}
+	}
+	if !isStream(resp.Header) {
+		return bodyFault(buf[:n], items)
+	}
+	for head := buf[:n]; len(head) > 0; {
+		line, rest, _ := bytes.Cut(head, []byte{'\n'})
+		if f := bodyFault(api.EventData(line), items); f != nil {
+			return f
+		}
+		head = rest
+	}
+	return nil
+}
+
+// decode runs the decode leg of one attempt and passes its answer on.
+func (x *exchange) decode(a *attempt) {
+	resp, f := x.send(a, Decode)
+	if f != nil {
+		x.decodeFailed(a, *f)
+		return
+	}
+	defer resp.Body.Close()
+	if x.stream = isStream(resp.Header); x.stream {
+		x.relayStream(a, resp)
+	} else {
+		x.relayWhole(a, resp)
+	}
+}
+
+// decodeFailed tells the machine; a failure that comes of the client's going
+// away is just that.
+func (x *exchange) decodeFailed(a *attempt, f fault) {
+	if x.req.Context().Err() != nil {
+		x.step(event{kind: evGone})
+		return
+	}
+	x.step(event{kind: evFailed, attempt: a.n, leg: Decode, fault: f})
+}
+
+// mayRelay tells the machine that the first data is here and whether the
+// client is to have it: the attempt may be over by now.
+func (x *exchange) mayRelay(a *attempt) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stepLocked(event{kind: evData, attempt: a.n, leg: Decode})
+	if x.pair.phase != phaseRelaying || x.pair.attempt != a.n {
+		return false
+	}
+	x.firstByte = x.r.now()
+	x.heard.Store(int64(x.firstByte))
+	x.idle = time.AfterFunc(x.r.cfg.IdleTimeout, func() { x.watchIdle(a) })
+	x.r.metrics.TTFT.Observe((x.firstByte - x.began).Seconds())
+	return true
+}
+
+// relayStream passes a stream on event by event.
+func (x *exchange) relayStream(a *attempt, resp *http.Response) {
+	buf := relayBuffers.Get().(*[relayBuffer]byte)
+	defer relayBuffers.Put(buf)
+	events := api.NewEventReader(resp.Body, buf[:])
+	var run []byte
+	var whole bool
+	var err error
+	for err == nil && api.EventData(run) == nil { // comments before the first event hold no token
+		run, whole, err = events.Next()
+	}
+	f := bodyFault(api.EventData(run), x.items)
+	if f == nil && err != nil && api.EventData(run) == nil {
+		f = x.cut(a, err)
+	}
+	if f != nil {
+		x.decodeFailed(a, *f)
+		return
+	}
+	if !x.mayRelay(a) {
+		return
+	}
+	x.head(resp, -1)
+	if f = x.copyEvents(a, events, run, whole, err); f != nil {
+		x.decodeFailed(a, *f)
+		return
+	}
+	x.step(event{kind: evEnded, attempt: a.n, leg: Decode})
+}
+
+// copyEvents writes run and then what follows it: one read that waits, one
+// write, for as many events as have come. Nothing is read while a write waits,
+// so the client's pace is the worker's. It returns nil after [DONE]; a stream
+// that ends without it was cut.
+func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, whole bool, err error) *fault {
+	done := false
+	for {
+		good, bad := splitError(run, x.items)
+		if !x.write(good) {
+			return &fault{kind: faultCut, text: "the client takes nothing"}
+		}
+		if bad != nil {
+			return bad
+		}
+		if len(run) > 0 {
+			x.mid, done = !whole, whole && api.EndsDone(run)
+		}
+		if err == io.EOF && done {
+			return nil
+		}
+		if err != nil {
+			return x.cut(a, err)
+		}
+		run, whole, err = events.Next()
+	}
+}
+
+func (x *exchange) cut(a *attempt, err error) *fault {
+	return &fault{kind: faultCut, text: "the answer broke off: " + plainCause(a.ctx[Decode], err)}
+}
+
+// relayWhole passes on an answer that is no stream. It is held back until it is
+// complete, so that a break can still be retried; a very long one flows.
+func (x *exchange) relayWhole(a *attempt, resp *http.Response) {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, wholeAnswer))
+	if err != nil {
+		x.decodeFailed(a, *x.cut(a, err))
+		return
+	}
+	long := len(body) == wholeAnswer
+	if f := bodyFault(body, x.items); f != nil && !long {
+		x.decodeFailed(a, *f)
+		return
+	}
+	if !x.mayRelay(a) {
+		return
+	}
+	length := int64(len(body))
+	if long {
+		length = resp.ContentLength
+	}
+	x.head(resp, length)
+	for err == nil {
+		if !x.write(body) {
+			x.decodeFailed(a, fault{kind: faultCut, text: "the client takes nothing"})
+			return
+		}
+		if !long {
+			break
+		}
+		var n int
+		n, err = io.ReadAtLeast(resp.Body, body[:relayBuffer], 1)
+		body = body[:n]
+	}
+	if err != nil && err != io.EOF {
+		x.decodeFailed(a, *x.cut(a, err))
+		return
+	}
+	x.step(event{kind: evEnded, attempt: a.n, leg: Decode})
+}
+
+// head begins the client's answer with decode's status and headers.
+func (x *exchange) head(resp *http.Response, length int64) {
+	copyHeader(x.w.Header(), resp.Header)
+	if length >= 0 {
+		x.w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
+	}
+	x.w.WriteHeader(resp.StatusCode)
+}
+
+// write writes and flushes one run of an answer and tells whether the client
+// took it. The write deadline is moved only when half of it is gone: that is
+// cheaper than a timer for each event.
+func (x *exchange) write(run []byte) bool {
+	if len(run) == 0 {
+		return true
+	}
+	x.heard.Store(writing)
+	if now := x.r.now(); x.armed == 0 || now-x.armed > x.r.cfg.WriteTimeout/2 {
+		x.arm(now)
+	}
+	n, err := x.w.Write(run)
+	x.sent += int64(n)
+	if err == nil {
+		err = x.rc.Flush()
+	}
+	x.heard.Store(int64(x.r.now()))
+	return err == nil
+}
+
+const writing = -1 // in exchange.heard: the client is being waited for, not decode
+
+// arm sets the write deadline, unless the request has ended: then a shorter one
+// holds.
+func (x *exchange) arm(now time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.pair.phase != phaseEnded {
+		x.armed = now
+		x.rc.SetWriteDeadline(time.Now().Add(x.r.cfg.WriteTimeout))
+	}
+}
+
+// watchIdle ends a decode that has begun to answer and fell silent.
+func (x *exchange) watchIdle(a *attempt) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.pair.phase != phaseRelaying {
+		return
+	}
+	limit := x.r.cfg.IdleTimeout
+	left := limit
+	if h := x.heard.Load(); h != writing {
+		left -= x.r.now() - time.Duration(h)
+	}
+	if left <= 0 {
+		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode,
+			fault: fault{kind: faultSilent, text: fmt.Sprintf("nothing came for %v", limit)}})
+		return
+	}
+	x.idle.Reset(left)
+}
+
+// send sends one leg and returns its answer's head, or what is wrong with it.
+func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
+	u := a.workers[leg].url
+	u.Path, u.RawQuery = x.path, x.req.URL.RawQuery
+	req := (&http.Request{
+		Method: http.MethodPost, URL: &u, Header: a.header, ContentLength: int64(a.length), Body: &segments{segs: a.segs},
+		// A pooled connection may be closed by the worker as we write to it. The
+		// transport then sends the request again on a new one.
+		GetBody: func() (io.ReadCloser, error) { return &segments{segs: a.segs}, nil },
+	}).WithContext(a.ctx[leg])
+	resp, err := x.r.transport.RoundTrip(req)
+	if err != nil {
+		return nil, &fault{kind: faultConnect, text: plainCause(a.ctx[leg], err)}
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, errorAnswer))
+	if err != nil {
+		return nil, &fault{kind: faultCut, text: plainCause(a.ctx[leg], err)}
+	}
+	return nil, statusFault(&answer{status: resp.StatusCode, header: resp.Header, body: body})
+}
+
+// segments reads a body from its pieces.
+type segments struct {
+	segs [][]byte
+	off  int
+}
+
+func (s *segments) Read(p []byte) (n int, err error) {
+	for n < len(p) && len(s.segs) > 0 {
+		k := copy(p[n:], s.segs[0][s.off:])
+		n += k
+		if s.off += k; s.off == len(s.segs[0]) {
+			s.segs, s.off = s.segs[1:], 0
+		}
+	}
+	if n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (s *segments) Close() error { return nil }
+
+// answer tells the client how a request ended that did not end well.
+func (x *exchange) answer() {
+	x.mu.Lock()
+	v := x.fail
+	x.mu.Unlock()
+	switch {
+	case v.err == nil: // all is written, or nobody is there
+	case x.firstByte == 0 && v.pass != nil:
+		copyHeader(x.w.Header(), v.pass.header)
+		x.w.Header().Set("Content-Length", strconv.Itoa(len(v.pass.body)))
+		x.w.WriteHeader(v.pass.status)
+		x.w.Write(v.pass.body)
+	case x.firstByte == 0:
+		api.WriteError(x.w, v.err)
+	case x.stream:
+		var b []byte
+		if x.mid {
+			b = append(b, "\n\n"...)
+		}
+		x.w.Write(api.AppendErrorEvent(b, v.err))
+		x.rc.Flush()
+		closeAfter(x.req)
+	default:
+		x.abort = true // there is no other way to say that the rest is missing
+	}
+}

@@ -1,0 +1,204 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
+)
+
+// generate serves one of the paths that need a pair of workers.
+func (r *Router) generate(kind api.Kind) http.HandlerFunc {
+	path := [...]string{api.Chat: "/v1/chat/completions", api.Completion: "/v1/completions", api.Generate: "/generate"}[kind]
+	return func(w http.ResponseWriter, req *http.Request) {
+		x := &exchange{r: r, w: w, rc: http.NewResponseController(w), req: req, kind: kind, path: path, began: r.now(),
+			id: req.Header["X-Request-Id"][0], pair: pair{retries: r.cfg.Retries}}
+		err := x.open()
+		if err == nil {
+			x.run()
+		} else if err.Code != api.ClientGone {
+			api.WriteError(w, err)
+		}
+		x.close(err)
+		if x.abort {
+			panic(http.ErrAbortHandler) // net/http closes the connection without a word
+		}
+	}
+}
+
+// open takes a request in: into the table of running ones, its body into
+// memory, what has to be known of it out of the body.
+func (x *exchange) open() *api.Error {
+	r := x.r
+	r.budget.earn()
+	limit, err := r.timeLimit(x.req)
+	if err != nil {
+		return err
+	}
+	x.until = x.began + limit
+	if err := r.enter(x); err != nil {
+		return err
+	}
+	x.timer = time.AfterFunc(limit, func() { x.step(event{kind: evDeadline}) })
+	if err := x.readBody(limit); err != nil {
+		return err
+	}
+	if x.scan, err = api.Scan(x.body); err != nil {
+		return err
+	}
+	if x.items, x.batch, err = x.scan.Items(x.kind); err != nil {
+		return err
+	}
+	x.header = r.peerHeader(x.req)
+	return nil
+}
+
+// enter counts a request as running, unless there are too many or the router is
+// stopping.
+func (r *Router) enter(x *exchange) *api.Error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.draining.Load() {
+		x.w.Header().Set("Connection", "close")
+		return api.Errorf(api.Draining, "the router is stopping; send the request again")
+	}
+	if len(r.live) >= r.cfg.MaxRequests {
+		return api.Errorf(api.Overloaded, "%d requests are running, which is the most this router takes", len(r.live))
+	}
+	r.live[x] = struct{}{}
+	return nil
+}
+
+// firstRead is how much of a body must have come before memory for all of what
+// it announces is taken.
+const firstRead = 1 << 20
+
+// readBody reads the whole body, within its bounds of size, time and memory.
+func (x *exchange) readBody(limit time.Duration) *api.Error {
+	most, n := x.r.cfg.MaxBody, x.req.ContentLength
+	if n > most {
+		return tooLarge(most)
+	}
+	x.rc.SetReadDeadline(time.Now().Add(min(limit, x.r.cfg.BodyTimeout)))
+	size := n
+	if n < 0 {
+		size = 4 << 10
+	}
+	first := min(size, firstRead)
+	if err := x.hold(first); err != nil {
+		return err
+	}
+	body := make([]byte, 0, first)
+	for n < 0 || int64(len(body)) < n {
+		if len(body) == cap(body) {
+			if n < 0 {
+				size = min(2*int64(cap(body)), most+1)
+			}
+			if err := x.hold(size - int64(cap(body))); err != nil {
+				return err
+			}
+			body = append(make([]byte, 0, size), body...)
+		}
+		k, err := x.req.Body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+k]
+		if int64(len(body)) > most {
+			return tooLarge(most)
+		}
+		if err == io.EOF && n <= int64(len(body)) {
+			break
+		}
+		if err != nil {
+			return x.bodyError(err)
+		}
+	}
+	x.rc.SetReadDeadline(time.Time{})
+	x.body = body
+	return nil
+}
+
+func tooLarge(most int64) *api.Error {
+	return api.Errorf(api.BodyTooLarge, "the body is larger than %d bytes, which is the most this router takes (--max-body)", most)
+}
+
+// hold books memory for a body.
+func (x *exchange) hold(n int64) *api.Error {
+	x.held += n
+	if x.r.bodies.Add(n) > x.r.cfg.MaxBodies {
+		return api.Errorf(api.Overloaded, "request bodies take up more than %d bytes, which is the most this router holds", x.r.cfg.MaxBodies)
+	}
+	return nil
+}
+
+func (x *exchange) bodyError(err error) *api.Error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		e := api.Errorf(api.DeadlineExceeded, "the body did not arrive in time")
+		e.Status = http.StatusRequestTimeout
+		return e
+	}
+	return api.Errorf(api.ClientGone, "the body broke off: %v", err)
+}
+
+// close takes a request out of the table and tells how it ended.
+func (x *exchange) close(err *api.Error) {
+	r := x.r
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	r.mu.Lock()
+	delete(r.live, x)
+	r.mu.Unlock()
+	r.bodies.Add(-x.held)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err == nil {
+		err = x.pair.end
+	}
+	took := r.now() - x.began
+	code := "ok"
+	if err != nil {
+		code = string(err.Code)
+	} else {
+		r.metrics.E2E.Observe(took.Seconds())
+	}
+	r.metrics.Requests.With(code).Inc()
+	if !r.cfg.Log.Enabled(context.Background(), slog.LevelInfo) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 12)
+	attrs = append(attrs, slog.String("request", x.id), slog.String("path", x.path), slog.String("code", code),
+		slog.Duration("took", took), slog.Int("items", x.items), slog.Int64("bytes", x.sent), slog.Int("attempts", x.pair.attempt))
+	if x.firstByte != 0 {
+		attrs = append(attrs, slog.Duration("ttft", x.firstByte-x.began))
+	}
+	if x.pair.attempt > 0 {
+		attrs = append(attrs, slog.String("prefill", x.pair.workers[Prefill]), slog.String("decode", x.pair.workers[Decode]))
+	}
+	if err != nil {
+		attrs = append(attrs, slog.String("error", err.Message))
+	}
+	r.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+}
+
+// workerOut moves the request if it waits for w and there is somewhere to move.
+func (x *exchange) workerOut(w *worker) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.cur == nil {
+		return
+	}
+	leg := w.role
+	if x.cur.workers[leg] != w {
+		return
+	}
+	now := x.r.now()
+	avoid := x.avoid
+	avoid[leg] = append(slices.Clone(avoid[leg]), w)
+	spare := !x.r.budget.empty() && x.r.table.spare(now, avoid)
+	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: spare})
+}
