@@ -60,7 +60,8 @@ type TransferFailed struct {
 }
 
 // TransferQuiesced: no link will write the grant's pages any more. It follows
-// every Revoke and every TransferFailed, once. It does not follow PagesLanded.
+// every Revoke and every TransferFailed, once, also when a Revoke crosses a
+// PagesLanded on its way. It does not follow PagesLanded alone.
 type TransferQuiesced struct{ Grant GrantID }
 
 // GrantHeard: DATA, BUSY or END arrived for the grant. The driver sends it at

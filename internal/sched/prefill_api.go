@@ -96,7 +96,8 @@ type BindSend struct {
 }
 
 // CloseSend ends a send: queued frames are dropped, a begun one is finished,
-// END goes out with the cause (nil when D asked for it). SendQuiesced follows.
+// END goes out with the cause (nil when D asked for it). SendQuiesced follows,
+// also when a Received or SendFailed of the same request crosses it.
 type CloseSend struct {
 	Req   ReqID
 	Cause *Error

@@ -22,23 +22,24 @@ type Env struct {
 	D    *sched.Decode
 	P    *sched.Prefill
 
-	// Obedient peers answer every action on the peer network at once and well,
-	// and are not printed.
-	Obedient bool
-	Oracle   *Oracle
+	// Answer takes the actions on the peer network, which then are not printed.
+	// What it returns goes into the inbox; nil: no answer yet. At first it is
+	// Obey. Without Answer they are printed and wait for peer-done.
+	Answer func(sched.PeerAction) *sched.PeerDone
+	Oracle *Oracle
 
 	// DBatch and PBatch are the outstanding batches, or nil.
 	DBatch, PBatch *sched.Batch
 
 	toD, toP []sched.Event
 	jobs     map[sched.ReqID]sched.Submit // serve: what an Adopt will need
-	asked    map[uint64]sched.PeerAction  // not obedient: what was printed
+	asked    map[uint64]sched.PeerAction  // what was printed
 	out      strings.Builder
 }
 
 // NewDecode is an Env around one decode core.
 func NewDecode(cfg sched.DecodeConfig, pool *kv.Pool) *Env {
-	return &Env{Pool: pool, D: sched.NewDecode(cfg, pool), Obedient: true, Oracle: NewOracle(pool),
+	return &Env{Pool: pool, D: sched.NewDecode(cfg, pool), Answer: Obey, Oracle: NewOracle(pool),
 		asked: map[uint64]sched.PeerAction{}}
 }
 
@@ -53,6 +54,9 @@ func NewServe(d sched.DecodeConfig, p sched.PrefillConfig, pool *kv.Pool) *Env {
 	return &Env{Pool: pool, D: sched.NewDecode(d, pool), P: sched.NewPrefill(p, pool),
 		Oracle: NewOracle(pool), jobs: map[sched.ReqID]sched.Submit{}}
 }
+
+// Log is everything printed so far.
+func (e *Env) Log() string { return e.out.String() }
 
 func (e *Env) printf(format string, args ...any) { fmt.Fprintf(&e.out, format, args...) }
 
@@ -127,10 +131,10 @@ func (e *Env) turnD() {
 	r := e.D.Ready()
 	e.Oracle.DecodeActions(r)
 	told := *r
-	if e.Obedient {
+	if e.Answer != nil {
 		told.Peer = nil
 		for _, a := range r.Peer {
-			if done := Obey(a); done != nil {
+			if done := e.Answer(a); done != nil {
 				e.ToD(done)
 			}
 		}

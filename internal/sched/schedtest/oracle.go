@@ -2,6 +2,7 @@ package schedtest
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/metronome-serve/metronome/internal/kv"
 	"github.com/metronome-serve/metronome/internal/sched"
@@ -16,7 +17,9 @@ type Oracle struct {
 	pool     *kv.Pool
 	requests map[sched.ReqID]*told
 	grants   map[sched.GrantID][]kv.Page // open, or not quiesced
-	revoked  map[sched.GrantID]bool
+	revoked  map[sched.GrantID]bool      // TransferQuiesced must follow
+	failed   map[sched.GrantID]bool      // the same
+	landed   []sched.GrantID             // in this turn
 	last     sched.GrantID
 	sends    map[sched.ReqID]*send
 	batches  map[bool]*rows // by Batch.Prefill
@@ -29,9 +32,11 @@ type told struct {
 }
 
 type send struct {
-	pages  []kv.Page
-	bound  bool
-	closed bool
+	pages    []kv.Page
+	bound    bool
+	closed   bool
+	first    bool // its first token is drawn
+	received bool
 }
 
 // rows remembers the outstanding batch of one core as it was started.
@@ -45,7 +50,7 @@ type rows struct {
 // NewOracle watches cores over this pool.
 func NewOracle(pool *kv.Pool) *Oracle {
 	return &Oracle{pool: pool, requests: map[sched.ReqID]*told{}, grants: map[sched.GrantID][]kv.Page{},
-		revoked: map[sched.GrantID]bool{}, sends: map[sched.ReqID]*send{}, batches: map[bool]*rows{}}
+		revoked: map[sched.GrantID]bool{}, failed: map[sched.GrantID]bool{}, sends: map[sched.ReqID]*send{}, batches: map[bool]*rows{}}
 }
 
 func (o *Oracle) fault(format string, args ...any) {
@@ -73,6 +78,32 @@ func (o *Oracle) Ended() int { return o.closed }
 // Tokens is how many output tokens the request has been told.
 func (o *Oracle) Tokens(req sched.ReqID) int { return o.requests[req].tokens }
 
+// Grants is the open grants (or those that must quiesce yet), ascending.
+func (o *Oracle) Grants(revoked bool) (ids []sched.GrantID) {
+	for id := range o.grants {
+		if (o.revoked[id] || o.failed[id]) == revoked {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Sends is the requests with a send that is closed but not quiesced, or one
+// that is open and bound or not, ascending.
+func (o *Oracle) Sends(bound, closed bool) (ids []sched.ReqID) {
+	for id, s := range o.sends {
+		if s.bound == bound && s.closed == closed {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// First says that the send has its first token, so that D can have received it.
+func (o *Oracle) First(req sched.ReqID) bool { return o.sends[req].first }
+
 // Over says that the request has ended.
 func (o *Oracle) Over(req sched.ReqID) bool { return o.requests[req].ended }
 
@@ -80,11 +111,16 @@ func (o *Oracle) Over(req sched.ReqID) bool { return o.requests[req].ended }
 func (o *Oracle) DecodeEvent(ev sched.Event) {
 	switch ev := ev.(type) {
 	case *sched.PagesLanded:
-		if !o.revoked[ev.Grant] {
-			delete(o.grants, ev.Grant)
+		if !o.failed[ev.Grant] {
+			o.landed = append(o.landed, ev.Grant)
+		}
+	case *sched.TransferFailed:
+		if o.grants[ev.Grant] != nil && !slices.Contains(o.landed, ev.Grant) {
+			o.failed[ev.Grant] = true
 		}
 	case *sched.TransferQuiesced:
 		delete(o.grants, ev.Grant)
+		delete(o.failed, ev.Grant)
 		delete(o.revoked, ev.Grant)
 	case *sched.BatchDone:
 		o.done(false, ev.Batch)
@@ -99,8 +135,8 @@ func (o *Oracle) PrefillEvent(ev sched.Event) {
 			o.Submitted(ev.Req)
 		}
 	case *sched.Received:
-		if s := o.sends[ev.Req]; s != nil && !s.closed {
-			delete(o.sends, ev.Req)
+		if s := o.sends[ev.Req]; s != nil {
+			s.received = true
 		}
 	case *sched.SendQuiesced:
 		delete(o.sends, ev.Req)
@@ -149,6 +185,12 @@ func (o *Oracle) DecodeActions(r *sched.DecodeReady) {
 		}
 		o.revoked[g] = true
 	}
+	for _, g := range o.landed {
+		if !o.revoked[g] { // else TransferQuiesced follows all the same
+			delete(o.grants, g)
+		}
+	}
+	o.landed = o.landed[:0]
 	for _, g := range r.Grants {
 		if g.Grant <= o.last {
 			o.fault("grant %d is used twice", g.Grant)
@@ -170,6 +212,8 @@ func (o *Oracle) PrefillActions(r *sched.PrefillReady) {
 	for _, e := range r.Firsts {
 		if s := o.sends[e.Req]; s == nil || s.closed {
 			o.fault("request %d: first token without a send", e.Req)
+		} else {
+			s.first = true
 		}
 	}
 	for _, s := range r.Opens {
@@ -193,6 +237,11 @@ func (o *Oracle) PrefillActions(r *sched.PrefillReady) {
 			o.fault("request %d: closed, but its send is not open", c.Req)
 		} else {
 			s.closed = true
+		}
+	}
+	for id, s := range o.sends {
+		if s.received && !s.closed { // else SendQuiesced follows all the same
+			delete(o.sends, id)
 		}
 	}
 	for _, f := range r.Finishes {
@@ -244,29 +293,20 @@ func (o *Oracle) writes(p kv.Page, who string, req sched.ReqID) {
 		o.fault("%s writes page %d, which is %s", who, p, s)
 	}
 	for id, pages := range o.grants {
-		if contains(pages, p) {
+		if slices.Contains(pages, p) {
 			o.fault("%s writes page %d, which grant %d may write", who, p, id)
 		}
 	}
 	for id, s := range o.sends {
-		if id != req && s.bound && contains(s.pages, p) {
+		if id != req && s.bound && slices.Contains(s.pages, p) {
 			o.fault("%s writes page %d, which the send of request %d reads", who, p, id)
 		}
 	}
 	for _, b := range o.batches {
 		for i, pages := range b.pages {
-			if contains(pages, p) {
+			if slices.Contains(pages, p) {
 				o.fault("%s writes page %d, which row %d of batch %d uses", who, p, i, b.id)
 			}
 		}
 	}
-}
-
-func contains(pages []kv.Page, p kv.Page) bool {
-	for _, q := range pages {
-		if p == q {
-			return true
-		}
-	}
-	return false
 }

@@ -73,7 +73,10 @@ var commands = map[string]func(*Script) error{
 		return nil
 	},
 	"peers": func(s *Script) error {
-		s.env.Obedient = s.td.HasArg("obedient")
+		s.env.Answer = nil
+		if s.td.HasArg("obedient") {
+			s.env.Answer = Obey
+		}
 		return nil
 	},
 	"submit": (*Script).submit,
