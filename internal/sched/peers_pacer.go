@@ -99,6 +99,7 @@ type pacer struct {
 	try
 	owner  paced
 	alarm  alarm // the next attempt, or the judgement that there is none left
+	atTick bool  // also the first attempt starts in Tick: it asks for all that the turn has brought
 	isOpen bool
 	spent  int           // attempts of this episode that count
 	starts int           // all of this episode
@@ -144,7 +145,7 @@ func (p *Peers) pace(now time.Duration, pc *pacer) {
 	if pc.begun {
 		at = pc.last + pc.gap
 	}
-	if pc.starts == 0 && at <= now {
+	if pc.starts == 0 && at <= now && !pc.atTick {
 		p.attempt(now, pc)
 		return
 	}

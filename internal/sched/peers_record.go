@@ -78,14 +78,16 @@ func (p *Peers) rest(now time.Duration, pr *peer) {
 	}
 }
 
-// quiet says that no try that must be the only one of its address is in flight.
-func (pr *peer) quiet() bool {
-	return !pr.info.inFlight() && !pr.query.inFlight() && !pr.beat.inFlight()
+// quiet says that a record may go: no try that must be the only one of its
+// address is in flight, nor so young that another would come too soon.
+func (p *Peers) quiet(now time.Duration, pr *peer) bool {
+	rested := func(pc *pacer) bool { return !pc.inFlight() && (!pc.begun || now-pc.last >= p.cfg.Interval) }
+	return rested(&pr.info.pacer) && rested(&pr.query.pacer) && !pr.beat.inFlight()
 }
 
 // idleDue removes a record that nobody has used, once its last completion is in.
 func (p *Peers) idleDue(now time.Duration, pr *peer) {
-	if !pr.quiet() {
+	if !p.quiet(now, pr) {
 		p.cancel(&pr.beat.try)
 		p.alarms.set(&pr.idle, now, now+p.cfg.Interval)
 		return
@@ -102,7 +104,7 @@ func (p *Peers) makeRoom(now time.Duration) *Error {
 	}
 	var oldest *peer
 	for _, pr := range p.all {
-		if pr.head == nil && pr.quiet() && (oldest == nil || pr.used < oldest.used || pr.used == oldest.used && pr.addr < oldest.addr) {
+		if pr.head == nil && p.quiet(now, pr) && (oldest == nil || pr.used < oldest.used || pr.used == oldest.used && pr.addr < oldest.addr) {
 			oldest = pr
 		}
 	}

@@ -164,6 +164,7 @@ func (p *Peers) initQuery(pr *peer) {
 	k := &pr.query
 	k.p = p
 	p.initPacer(&k.pacer, pr, QueryRanks, k, k.landed)
+	k.atTick = true
 }
 
 // askRank joins a new room to the query. While P answers, a new room is asked
@@ -196,7 +197,7 @@ func (k *queryKey) ask(time.Duration) {
 
 func (k *queryKey) exhausted(now time.Duration) {
 	pr := k.peer
-	err := errorf(PrefillUnreachable, "Could not query the DP ranks of %d rooms from %s after %d attempts: %s", pr.at[needRank], pr.addr, k.spent, k.cause)
+	err := errorf(PrefillUnreachable, "Could not query prefill DP ranks from %s after %d attempts: %s", pr.addr, k.spent, k.cause)
 	k.p.loseAll(now, pr, needRank, nil, err)
 }
 

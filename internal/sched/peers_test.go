@@ -1,0 +1,298 @@
+package sched
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestAlarmsOrder: alarms fire by time and then by setting; one that is set
+// while they fire waits for the next call.
+func TestAlarmsOrder(t *testing.T) {
+	var h alarms
+	var fired []int
+	all := make([]alarm, 50)
+	for i := range all {
+		all[i].due = func(now time.Duration) {
+			fired = append(fired, i)
+			if i == 7 {
+				h.set(&all[7], now, 0)
+			}
+		}
+	}
+	for i := range all {
+		h.set(&all[i], 0, time.Duration(i*37%10))
+	}
+	h.set(&all[3], 0, 100) // moved
+	h.stop(&all[4])
+	h.stop(&all[4])
+	h.fire(9)
+	if len(fired) != 48 || h.next() != 9 || !all[7].isSet() || !all[3].isSet() || all[4].isSet() {
+		t.Fatalf("fired %v, next %v", fired, h.next())
+	}
+	for i := 1; i < len(fired); i++ {
+		a, b := fired[i-1], fired[i]
+		if x, y := a*37%10, b*37%10; x > y || x == y && a > b {
+			t.Errorf("%d (at %d) fired before %d (at %d)", a, x, b, y)
+		}
+	}
+	fired = nil
+	h.fire(9)
+	h.fire(100)
+	if fmt.Sprint(fired) != "[7 7 3]" {
+		t.Errorf("then %v", fired)
+	}
+}
+
+// TestAlarmsRearm: what passed while the process was stopped gets that time
+// back, up to what it had, once; what had not passed stays as it is.
+func TestAlarmsRearm(t *testing.T) {
+	var h alarms
+	short, long, later := &alarm{}, &alarm{}, &alarm{}
+	for _, a := range []*alarm{short, long, later} {
+		a.due = func(time.Duration) {}
+	}
+	h.set(short, 0, 2*time.Second)
+	h.set(long, 0, 60*time.Second)
+	h.set(later, 0, 90*time.Second)
+	h.rearm(70*time.Second, 68*time.Second)
+	if short.at != 72*time.Second || long.at != 130*time.Second || later.at != 90*time.Second {
+		t.Errorf("re-armed for %v, %v, %v", short.at, long.at, later.at)
+	}
+	h.rearm(140*time.Second, 50*time.Second)
+	if short.at != 72*time.Second || long.at != 130*time.Second || later.at != 190*time.Second {
+		t.Errorf("re-armed again for %v, %v, %v", short.at, long.at, later.at)
+	}
+	h.set(short, 140*time.Second, 141*time.Second)
+	h.rearm(150*time.Second, 9*time.Second)
+	if short.at != 151*time.Second {
+		t.Errorf("set anew, re-armed for %v", short.at)
+	}
+}
+
+// TestForgetTakesVerdictsBack: a verdict that has not been taken yet goes with
+// its request (the client went away in the turn in which its budget was spent).
+func TestForgetTakesVerdictsBack(t *testing.T) {
+	p := NewPeers(PeersConfig{Attempts: 1})
+	for req := ReqID(1); req <= 3; req++ {
+		if err := p.Want(0, Want{Req: req, Addr: "p", DPRank: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := p.Actions()[0]
+	p.Step(time.Millisecond, &PeerDone{Kind: a.Kind, ID: a.ID, Gen: a.Gen, Fault: PeerFault})
+	p.Tick(time.Second)
+	p.Forget(time.Second, 2)
+	got := p.Verdicts()
+	if len(got) != 2 || got[0].Req != 1 || got[1].Req != 3 || got[0].Kind != Lost {
+		t.Errorf("verdicts %+v", got)
+	}
+	if want := "Could not fetch prefill parallel info from p after 1 attempts: no cause given"; got[0].Err.Message != want {
+		t.Errorf("got %q, want %q", got[0].Err.Message, want)
+	}
+}
+
+// TestVerdictsStayValid: a slice that was handed out survives what its reader
+// causes while it reads.
+func TestVerdictsStayValid(t *testing.T) {
+	p := known(t, PeersConfig{}, "p")
+	for req := ReqID(1); req <= 2; req++ {
+		if err := p.Want(0, Want{Req: req, Addr: "p", DPRank: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := p.Verdicts()
+	if err := p.Want(0, Want{Req: 3, Addr: "p", DPRank: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got[0].Req != 1 || got[1].Req != 2 {
+		t.Errorf("verdicts %+v", got)
+	}
+}
+
+func TestWantTwice(t *testing.T) {
+	p := NewPeers(PeersConfig{})
+	if err := p.Want(0, Want{Req: 1, Addr: "p", DPRank: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Want(0, Want{Req: 1, Addr: "q", DPRank: -1}); err == nil || err.Code != Internal {
+		t.Errorf("a request that wants twice: %v", err)
+	}
+}
+
+// TestGrantedNeedsLinks: a grant on links that are not up is a broken core.
+func TestGrantedNeedsLinks(t *testing.T) {
+	p := NewPeers(PeersConfig{})
+	if err := p.Want(0, Want{Req: 1, Addr: "p", DPRank: -1}); err != nil {
+		t.Fatal(err)
+	}
+	for _, req := range []ReqID{1, 2} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("request %d was granted", req)
+				}
+			}()
+			p.Granted(0, req)
+		}()
+	}
+}
+
+// answer completes every action that waits for it, all well.
+func answer(p *Peers, now time.Duration) {
+	for more := true; more; {
+		more = false
+		for _, a := range append([]PeerAction(nil), p.Actions()...) {
+			if a.Kind == CancelTry || a.Kind == CloseLink {
+				continue
+			}
+			more = true
+			p.Step(now, &PeerDone{Kind: a.Kind, ID: a.ID, Gen: a.Gen, Addr: a.Addr, Link: a.Link, Info: &ParallelInfo{TP: 1, CP: 1, DP: 1, PP: 1}, Target: "10.0.0.1:1"})
+		}
+	}
+}
+
+// known is a Peers to which the addresses are known, links and all.
+func known(tb testing.TB, cfg PeersConfig, addrs ...string) *Peers {
+	p := NewPeers(cfg)
+	for i, addr := range addrs {
+		req := ReqID(1_000_000 + i)
+		if err := p.Want(0, Want{Req: req, Addr: addr, DPRank: -1}); err != nil {
+			tb.Fatal(err)
+		}
+		answer(p, 0)
+		if v := p.Verdicts(); len(v) != 1 || v[0].Kind != Linked {
+			tb.Fatalf("%s: %+v", addr, v)
+		}
+		p.Forget(0, req)
+	}
+	return p
+}
+
+// crowd is the worst that rule 19 admits: 4,096 requests wait for 1,000
+// addresses whose fetches all hang.
+func crowd(tb testing.TB) (*Peers, []PeerAction) {
+	p := NewPeers(PeersConfig{Attempts: 1 << 40, ResolveTimeout: Never / 2})
+	for i := range 4096 {
+		if err := p.Want(0, Want{Req: ReqID(i + 1), Addr: fmt.Sprintf("10.0.%d.%d:8998", i%1000/256, i%1000%256), DPRank: -1}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	actions := append([]PeerAction(nil), p.Actions()...)
+	if len(actions) != 1000 {
+		tb.Fatalf("%d fetches for 1,000 addresses", len(actions))
+	}
+	return p, actions
+}
+
+// failAll is one turn of the crowd in which everything happens: all 1,000
+// fetches fail in the inbox, and all are started again by the timer.
+func failAll(p *Peers, now time.Duration, actions []PeerAction, d *PeerDone) []PeerAction {
+	for i := range actions {
+		d.Kind, d.ID, d.Gen = FetchInfo, actions[i].ID, actions[i].Gen
+		p.Step(now, d)
+	}
+	p.Tick(now)
+	p.Verdicts()
+	return append(actions[:0], p.Actions()...)
+}
+
+// TestPeersTurnsDoNotAllocate: neither a turn in which nothing is due, nor one
+// in which a thousand fetches fail and start again, nor one of heartbeats.
+func TestPeersTurnsDoNotAllocate(t *testing.T) {
+	p, actions := crowd(t)
+	now := time.Duration(0)
+	d := &PeerDone{Fault: PeerFault, Cause: "no answer within 5s"}
+	if n := testing.AllocsPerRun(100, func() {
+		now += time.Microsecond
+		p.Tick(now)
+		p.Actions()
+		p.Verdicts()
+	}); n != 0 {
+		t.Errorf("a turn in which nothing is due allocates %v times", n)
+	}
+	if n := testing.AllocsPerRun(20, func() {
+		now += 5 * time.Second
+		actions = failAll(p, now, actions, d)
+	}); n != 0 || len(actions) != 1000 {
+		t.Errorf("a turn in which 1,000 fetches fail and start again allocates %v times (%d started)", n, len(actions))
+	}
+
+	p = known(t, PeersConfig{IdleTTL: Never / 2}, "p1", "p2", "p3")
+	beats := 0
+	now = 0
+	ok := &PeerDone{Kind: ProbeHealth}
+	heard := &LinkHeard{Link: 1}
+	if n := testing.AllocsPerRun(1000, func() {
+		now = max(now+time.Millisecond, p.Deadline())
+		p.Step(now, heard)
+		p.Tick(now)
+		for _, a := range p.Actions() {
+			beats++
+			ok.ID, ok.Gen = a.ID, a.Gen
+			p.Step(now, ok)
+		}
+	}); n != 0 || beats < 1000 {
+		t.Errorf("a turn with heartbeats allocates %v times (%d probes)", n, beats)
+	}
+}
+
+// The bounds of the rules: a turn may cost 1 ms with the whole crowd waiting,
+// and 2 µs when nobody is unknown. The floor of the first is memory: 1,000
+// records, pacers and alarms of some 500 bytes each.
+func BenchmarkPeersCrowdFailsAndStartsAgain(b *testing.B) {
+	p, actions := crowd(b)
+	now := time.Duration(0)
+	d := &PeerDone{Fault: PeerFault, Cause: "no answer within 5s"}
+	b.ReportAllocs()
+	for b.Loop() {
+		now += 5 * time.Second
+		actions = failAll(p, now, actions, d)
+	}
+}
+
+func BenchmarkPeersCrowdNothingDue(b *testing.B) {
+	p, _ := crowd(b)
+	now := time.Duration(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		now++
+		p.Tick(now)
+		p.Actions()
+		p.Verdicts()
+	}
+}
+
+// BenchmarkPeersCrowdEnds is the turn in which all 4,096 requests end at once:
+// it happens once, not in each turn.
+func BenchmarkPeersCrowdEnds(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		p, actions := crowd(b)
+		p.cfg.Attempts = 1
+		d := &PeerDone{Fault: PeerFault, Cause: "no answer within 5s"}
+		b.StartTimer()
+		failAll(p, 5*time.Second, actions, d)
+	}
+}
+
+// BenchmarkPeersKnown is the life of a request whose prefill is known.
+func BenchmarkPeersKnown(b *testing.B) {
+	p := known(b, PeersConfig{}, "p1", "p2", "p3")
+	req := ReqID(0)
+	now := time.Duration(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		req++
+		now++
+		if err := p.Want(now, Want{Req: req, Addr: "p2", Room: int64(req), DPRank: -1}); err != nil {
+			b.Fatal(err)
+		}
+		p.Verdicts()
+		p.Granted(now, req)
+		p.Landed(now, req)
+		p.Tick(now)
+		p.Actions()
+	}
+}
