@@ -29,7 +29,8 @@ type Peers struct {
 	tries  map[uint64]*try  // everything in flight, by action id
 	alarms alarms
 
-	unresolved int // claims that are not Linked yet
+	spare      *claim // removed claims, by next
+	unresolved int    // claims that are not Linked yet
 	lastTry    uint64
 	cut        uint64 // tries up to this id were in flight when this process was stopped
 	lastGen    uint64 // generations are unique over all records
@@ -168,10 +169,17 @@ func (p *Peers) Step(now time.Duration, ev Event) {
 	}
 }
 
+// tickMax bounds what one Tick judges, and so how long it may take: some 0.3 ms.
+// What is left is due at once, in the next turn: Deadline stays in the past.
+const tickMax = 256
+
 // Tick judges the deadlines that have passed.
 func (p *Peers) Tick(now time.Duration) {
-	if p.fatal == nil {
-		p.alarms.fire(now)
+	seq := p.alarms.seq
+	for n := 0; n < tickMax && len(p.verdicts) < tickMax && p.fatal == nil; n++ {
+		if !p.alarms.fire(now, seq) {
+			return
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import "time"
 type alarm struct {
 	at   time.Duration
 	span time.Duration // from setting to at
-	seq  uint64        // order of setting: breaks ties
 	pos  int           // 1 + index in the heap; 0: not set
 	late bool          // a late turn has armed it again already (rule 20)
 	due  func(now time.Duration)
@@ -17,12 +16,23 @@ type alarm struct {
 
 func (a *alarm) isSet() bool { return a.pos != 0 }
 
-// alarms is a binary heap of all set alarms, the earliest first, so that a turn
-// costs O(due) and not O(everything that waits).
+// alarms is a heap of all set alarms, the earliest first, so that a turn costs
+// O(due) and not O(everything that waits). Each entry holds its own order, so
+// that a comparison touches no alarm; four children share two cache lines.
 type alarms struct {
-	heap []*alarm
+	heap []alarmEntry
 	seq  uint64
-	held []*alarm // scratch of late
+	held []*alarm // scratch of rearm
+}
+
+type alarmEntry struct {
+	at  time.Duration
+	seq uint64 // order of setting: breaks ties
+	a   *alarm
+}
+
+func (e *alarmEntry) before(o *alarmEntry) bool {
+	return e.at < o.at || e.at == o.at && e.seq < o.seq
 }
 
 // next is the earliest deadline, or Never.
@@ -37,15 +47,14 @@ func (h *alarms) next() time.Duration {
 func (h *alarms) set(a *alarm, now, at time.Duration) {
 	h.stop(a)
 	at = max(at, now)
-	h.seq++
-	a.at, a.span, a.seq, a.late = at, at-now, h.seq, false
+	a.at, a.span, a.late = at, at-now, false
 	h.push(a)
 }
 
 func (h *alarms) push(a *alarm) {
-	h.heap = append(h.heap, a)
-	a.pos = len(h.heap)
-	h.up(a.pos - 1)
+	h.seq++
+	h.heap = append(h.heap, alarmEntry{})
+	h.up(len(h.heap)-1, alarmEntry{a.at, h.seq, a})
 }
 
 // stop disarms a; one that is not set stays so.
@@ -53,27 +62,32 @@ func (h *alarms) stop(a *alarm) {
 	if a.pos == 0 {
 		return
 	}
-	i, last := a.pos-1, len(h.heap)-1
-	h.swap(i, last)
-	h.heap[last] = nil
-	h.heap = h.heap[:last]
+	i, end := a.pos-1, len(h.heap)-1
+	last := h.heap[end]
+	h.heap[end] = alarmEntry{}
+	h.heap = h.heap[:end]
 	a.pos = 0
-	if i < last {
-		h.down(i)
-		h.up(i)
+	if i == end {
+		return
+	}
+	if i > 0 && last.before(&h.heap[(i-1)/4]) {
+		h.up(i, last)
+	} else {
+		h.down(i, last)
 	}
 }
 
-// fire disarms every alarm that is due and calls it, in order of time and then
-// of setting. One that is set while fire runs waits for the next call, so no
-// turn can go round for ever.
-func (h *alarms) fire(now time.Duration) {
-	mark := h.seq
-	for len(h.heap) > 0 && h.heap[0].at <= now && h.heap[0].seq <= mark {
-		a := h.heap[0]
-		h.stop(a)
-		a.due(now)
+// fire disarms the first alarm that is due, if it was set no later than seq,
+// and calls it: in order of time and then of setting. The caller takes seq
+// before its loop, so that no turn can go round for ever.
+func (h *alarms) fire(now time.Duration, seq uint64) bool {
+	if len(h.heap) == 0 || h.heap[0].at > now || h.heap[0].seq > seq {
+		return false
 	}
+	a := h.heap[0].a
+	h.stop(a)
+	a.due(now)
+	return true
 }
 
 // rearm gives the alarms that passed while this process was stopped, for by,
@@ -81,7 +95,7 @@ func (h *alarms) fire(now time.Duration) {
 func (h *alarms) rearm(now, by time.Duration) {
 	h.held = h.held[:0]
 	for len(h.heap) > 0 && h.heap[0].at <= now {
-		a := h.heap[0]
+		a := h.heap[0].a
 		h.stop(a)
 		h.held = append(h.held, a)
 	}
@@ -95,42 +109,40 @@ func (h *alarms) rearm(now, by time.Duration) {
 	}
 }
 
-func (h *alarms) before(i, j int) bool {
-	a, b := h.heap[i], h.heap[j]
-	if a.at != b.at {
-		return a.at < b.at
-	}
-	return a.seq < b.seq
-}
-
-func (h *alarms) swap(i, j int) {
-	h.heap[i], h.heap[j] = h.heap[j], h.heap[i]
-	h.heap[i].pos, h.heap[j].pos = i+1, j+1
-}
-
-func (h *alarms) up(i int) {
+// up puts e into the hole at i or above it, down at i or below it.
+func (h *alarms) up(i int, e alarmEntry) {
 	for i > 0 {
-		parent := (i - 1) / 2
-		if !h.before(i, parent) {
-			return
+		parent := (i - 1) / 4
+		if !e.before(&h.heap[parent]) {
+			break
 		}
-		h.swap(i, parent)
+		h.put(i, h.heap[parent])
 		i = parent
 	}
+	h.put(i, e)
 }
 
-func (h *alarms) down(i int) {
+func (h *alarms) down(i int, e alarmEntry) {
 	for {
-		first := i
-		for child := 2*i + 1; child <= 2*i+2 && child < len(h.heap); child++ {
-			if h.before(child, first) {
-				first = child
+		first := 4*i + 1
+		if first >= len(h.heap) {
+			break
+		}
+		for c := first + 1; c < min(4*i+5, len(h.heap)); c++ {
+			if h.heap[c].before(&h.heap[first]) {
+				first = c
 			}
 		}
-		if first == i {
-			return
+		if !h.heap[first].before(&e) {
+			break
 		}
-		h.swap(i, first)
+		h.put(i, h.heap[first])
 		i = first
 	}
+	h.put(i, e)
+}
+
+func (h *alarms) put(i int, e alarmEntry) {
+	h.heap[i] = e
+	e.a.pos = i + 1
 }

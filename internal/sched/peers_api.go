@@ -173,7 +173,7 @@ type Verdict struct {
 //     is known before anything is judged.
 //
 // After each call Decode takes Verdicts, at the turn's end Actions and Fatal.
-// Both slices are drained by the call and reused by the next.
+// Both slices are drained by the call and stay valid until the next but one.
 //
 // A request is known to Peers from Want (when it returns nil) to Landed,
 // Forget or its Lost verdict; then it may Want again under the same id.
@@ -190,7 +190,8 @@ type peersAPI interface {
 	Step(now time.Duration, ev Event)
 	Tick(now time.Duration)
 	Late(now, by time.Duration)
-	// Deadline is when Tick has something to judge, or Never.
+	// Deadline is when Tick has something to judge, or Never. It may still have
+	// passed after a Tick: one Tick does a bounded amount of work.
 	Deadline() time.Duration
 	Actions() []PeerAction
 	Verdicts() []Verdict

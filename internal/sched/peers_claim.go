@@ -13,7 +13,7 @@ type claim struct {
 	peer       *peer
 	stage      claimStage
 	dp         int           // DP rank, -1: not known yet
-	set        *linkSet      // from needLinks on
+	set        *linkSet      // from needLinks on, else nil
 	left       time.Duration // of the resolve timeout; stands still while Linked
 	alarm      alarm         // its end
 	prev, next *claim        // of the same peer, by arrival
@@ -36,11 +36,17 @@ const (
 func (s claimStage) resolving() bool { return s == needInfo || s == needRank || s == needLinks }
 
 func (p *Peers) newClaim(pr *peer, w Want) *claim {
-	c := &claim{Want: w, peer: pr, dp: -1, left: p.cfg.ResolveTimeout}
-	c.alarm.due = func(now time.Duration) { p.outOfTime(now, c) }
+	c := p.spare
+	if c != nil {
+		p.spare = c.next
+		c.next = nil
+	} else {
+		c = &claim{}
+		c.alarm.due = func(now time.Duration) { p.outOfTime(now, c) }
+	}
+	c.Want, c.peer, c.stage, c.dp, c.set, c.left = w, pr, fresh, -1, nil, p.cfg.ResolveTimeout
 	pr.at[fresh]++
 	p.claims[w.Req] = c
-	p.alarms.stop(&pr.idle)
 	c.prev = pr.tail
 	if pr.tail != nil {
 		pr.tail.next = c
@@ -52,28 +58,25 @@ func (p *Peers) newClaim(pr *peer, w Want) *claim {
 }
 
 func (p *Peers) becomeNeedInfo(now time.Duration, c *claim) {
-	p.become(now, c, needInfo, fresh, needInfo, needRank, needLinks, isLinked)
-	c.set, c.dp = nil, -1
+	p.become(now, c, needInfo, nil, fresh, needInfo, needRank, needLinks, isLinked)
+	c.dp = -1
 }
 
 func (p *Peers) becomeNeedRank(now time.Duration, c *claim) {
-	p.become(now, c, needRank, fresh, needInfo)
+	p.become(now, c, needRank, nil, fresh, needInfo)
 }
 
 func (p *Peers) becomeNeedLinks(now time.Duration, c *claim, s *linkSet) {
-	if c.set == nil {
-		c.set = s
-	}
-	p.become(now, c, needLinks, fresh, needInfo, needRank, isLinked)
+	p.become(now, c, needLinks, s, fresh, needInfo, needRank, isLinked)
 }
 
-func (p *Peers) becomeLinked(now time.Duration, c *claim) {
-	p.become(now, c, isLinked, needLinks)
+func (p *Peers) becomeLinked(now time.Duration, c *claim, s *linkSet) {
+	p.become(now, c, isLinked, s, fresh, needInfo, needRank, needLinks)
 	p.verdicts = append(p.verdicts, Verdict{Kind: Linked, Req: c.Req, Links: c.set.ids})
 }
 
 func (p *Peers) becomeGranted(now time.Duration, c *claim) {
-	p.become(now, c, isGranted, isLinked)
+	p.become(now, c, isGranted, c.set, isLinked)
 }
 
 // unlink tells the request that it has lost its peer; the caller places it anew.
@@ -81,9 +84,9 @@ func (p *Peers) unlink(c *claim) {
 	p.verdicts = append(p.verdicts, Verdict{Kind: Unlinked, Req: c.Req})
 }
 
-// become moves a claim to another stage: the counters follow, and the clock of
-// the resolve timeout runs only while the claim waits for its peer.
-func (p *Peers) become(now time.Duration, c *claim, to claimStage, from ...claimStage) {
+// become moves a claim to another stage and link set: the counters follow, and
+// the clock of the resolve timeout runs only while the claim waits for its peer.
+func (p *Peers) become(now time.Duration, c *claim, to claimStage, s *linkSet, from ...claimStage) {
 	ok := false
 	for _, f := range from {
 		ok = ok || f == c.stage
@@ -93,7 +96,7 @@ func (p *Peers) become(now time.Duration, c *claim, to claimStage, from ...claim
 	}
 	was := c.stage
 	p.count(c, -1)
-	c.stage = to
+	c.stage, c.set = to, s
 	p.count(c, +1)
 	switch {
 	case to.resolving() && !c.alarm.isSet():
@@ -111,12 +114,12 @@ func (p *Peers) count(c *claim, n int) {
 		p.unresolved += n
 		c.peer.unresolved += n
 	}
-	if c.set != nil && c.stage >= needLinks {
+	if c.set != nil {
 		c.set.at[c.stage] += n
 	}
 }
 
-// lose ends the request; the caller settles the peer.
+// lose ends the request; the caller settles the peer. The claim is gone.
 func (p *Peers) lose(now time.Duration, c *claim, err *Error) {
 	p.verdicts = append(p.verdicts, Verdict{Kind: Lost, Req: c.Req, Err: err})
 	p.remove(now, c)
@@ -135,7 +138,8 @@ func (p *Peers) loseAll(now time.Duration, pr *peer, stage claimStage, s *linkSe
 	p.settle(now, pr)
 }
 
-// remove takes the claim off its peer; the caller settles the peer.
+// remove takes the claim off its peer and keeps its memory for the next one;
+// the caller settles the peer.
 func (p *Peers) remove(now time.Duration, c *claim) {
 	p.count(c, -1)
 	p.alarms.stop(&c.alarm)
@@ -151,10 +155,11 @@ func (p *Peers) remove(now time.Duration, c *claim) {
 	} else {
 		pr.tail = c.prev
 	}
-	c.prev, c.next = nil, nil
 	if s := c.set; s != nil && s.kept && s.at[isGranted] == 0 {
 		p.closeSet(s, "its last room has ended")
 	}
+	c.Want, c.peer, c.set, c.prev = Want{}, nil, nil, nil
+	c.next, p.spare = p.spare, c
 }
 
 // outOfTime ends a request whose chain took longer than the resolve timeout.

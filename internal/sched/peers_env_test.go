@@ -518,8 +518,8 @@ func (e *peersEnv) check(t interface {
 	if len(p.links) != len(e.links) && p.fatal == nil {
 		t.Fatalf("Peers thinks %d links are up, the network has %d", len(p.links), len(e.links))
 	}
-	for i, a := range p.alarms.heap {
-		if a.pos != i+1 || i > 0 && p.alarms.before(i, (i-1)/2) {
+	for i, en := range p.alarms.heap {
+		if en.a.pos != i+1 || en.at != en.a.at || i > 0 && en.before(&p.alarms.heap[(i-1)/4]) {
 			t.Fatalf("the alarm heap is out of order at %d", i)
 		}
 	}

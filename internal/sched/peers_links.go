@@ -276,7 +276,7 @@ func (p *Peers) completeSet(now time.Duration, s *linkSet) {
 	slices.Sort(s.ids)
 	for c := s.peer.head; c != nil; c = c.next {
 		if c.stage == needLinks && c.set == s {
-			p.becomeLinked(now, c)
+			p.becomeLinked(now, c, s)
 		}
 	}
 	p.settle(now, s.peer)

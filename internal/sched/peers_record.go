@@ -65,15 +65,17 @@ func (p *Peers) settle(now time.Duration, pr *peer) {
 			p.restSet(s)
 		}
 	}
-	if pr.head == nil && !pr.idle.isSet() {
-		p.rest(now, pr)
-	}
+	p.rest(now, pr)
 }
 
-// rest begins the time for which a record without claims is kept.
+// rest begins the time for which a record without claims is kept. The alarm
+// stays where it is: idleDue moves it, once in a long while.
 func (p *Peers) rest(now time.Duration, pr *peer) {
-	if pr.head == nil {
-		pr.used = now
+	if pr.head != nil {
+		return
+	}
+	pr.used = now
+	if !pr.idle.isSet() {
 		p.alarms.set(&pr.idle, now, now+p.cfg.IdleTTL)
 	}
 }
@@ -87,7 +89,13 @@ func (p *Peers) quiet(now time.Duration, pr *peer) bool {
 
 // idleDue removes a record that nobody has used, once its last completion is in.
 func (p *Peers) idleDue(now time.Duration, pr *peer) {
-	if !p.quiet(now, pr) {
+	switch {
+	case pr.head != nil: // in use; rest sets the alarm again
+		return
+	case now < pr.used+p.cfg.IdleTTL:
+		p.alarms.set(&pr.idle, now, pr.used+p.cfg.IdleTTL)
+		return
+	case !p.quiet(now, pr):
 		p.cancel(&pr.beat.try)
 		p.alarms.set(&pr.idle, now, now+p.cfg.Interval)
 		return

@@ -29,11 +29,11 @@ func (p *Peers) resolve(now time.Duration, c *claim) {
 		return
 	}
 	s := p.linksOf(pr, c.dp)
-	p.becomeNeedLinks(now, c, s)
 	if s.complete() {
-		p.becomeLinked(now, c)
+		p.becomeLinked(now, c, s)
 		return
 	}
+	p.becomeNeedLinks(now, c, s)
 	p.advance(now, s)
 }
 
