@@ -19,6 +19,7 @@
 //	Match       (optional, first) share the whole pages of a prompt that the index holds
 //	Extend      own fresh pages until the table covers so many tokens
 //	Insert      put the leading whole pages, final by now, into the index
+//	Share       the same, and give up those that the index has already
 //	Release     the request is done with its pages, and so is everybody outside
 //	Quarantine  the request is done, but an open grant, a queued send or a
 //	            running batch names the pages; then

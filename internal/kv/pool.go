@@ -124,7 +124,7 @@ func (p *Pool) Generation(g Page) uint32 { return p.pages[g].gen }
 // it: it is not in the index.
 func (p *Pool) Writable(g Page) bool {
 	n := &p.pages[g]
-	return n.refs == 1 && n.holds == 0 && !n.indexed
+	return n.refs == 1 && !n.indexed
 }
 
 // Extend appends fresh pages to the table until it covers that many tokens,
@@ -182,8 +182,8 @@ func (p *Pool) Lift(t *BlockTable) {
 	p.drop(t)
 }
 
-// drop takes one reference or hold from each page, the deepest first: its
-// stamp is the oldest, so of one sequence the end is evicted first.
+// drop takes one reference or hold from each page, the deepest first, so that
+// each is idle before its parent is asked.
 func (p *Pool) drop(t *BlockTable) {
 	p.releases++
 	for _, g := range slices.Backward(t.pages) {

@@ -24,6 +24,9 @@ func (p *Pool) Match(t *BlockTable, tokens []int32) int {
 			break
 		}
 		p.share(g)
+		if at == none {
+			t.Grow(p.PagesFor(len(tokens) + 1)) // the rest will follow by Extend
+		}
 		t.pages = append(t.pages, g)
 		at, tokens = g, tokens[p.size:]
 	}
@@ -47,8 +50,15 @@ func (p *Pool) share(g Page) {
 // Insert puts the leading whole pages of the table into the index under the
 // tokens that they hold; their rows must be final. Where the index has a page
 // with the same tokens already, that one stays and the table's own page goes
-// on without it.
-func (p *Pool) Insert(t *BlockTable, tokens []int32) {
+// on without it; it cannot be evicted while the table holds pages below it.
+func (p *Pool) Insert(t *BlockTable, tokens []int32) { p.insert(t, tokens, false) }
+
+// Share is Insert for a table whose pages nobody outside names: where the index
+// has the same page already, the table goes on with that one and gives its own
+// back. Then all it holds in the index hangs on pages of its own.
+func (p *Pool) Share(t *BlockTable, tokens []int32) { p.insert(t, tokens, true) }
+
+func (p *Pool) insert(t *BlockTable, tokens []int32, swap bool) {
 	t.mustBeOwned()
 	if p.buckets == nil {
 		p.tokens = make([]int32, len(p.pages)*p.size)
@@ -65,6 +75,8 @@ func (p *Pool) Insert(t *BlockTable, tokens []int32) {
 		if g == none {
 			g = t.pages[i]
 			p.index(g, at, h, run)
+		} else if swap && g != t.pages[i] {
+			p.swap(t, i, g)
 		}
 		own = own && g == t.pages[i]
 		if own {
@@ -72,6 +84,23 @@ func (p *Pool) Insert(t *BlockTable, tokens []int32) {
 		}
 		at = g
 	}
+}
+
+// swap puts the indexed page g in the place of the table's page i. The entries
+// that were handed out by Pages stay as they are.
+func (p *Pool) swap(t *BlockTable, i int, g Page) {
+	p.share(g)
+	old := t.pages[i]
+	n := &p.pages[old]
+	if n.refs != 1 || n.holds != 0 || n.indexed {
+		panic(fmt.Sprintf("kv: page %d is not the table's alone", old))
+	}
+	n.refs = 0
+	p.recount(Owned, Free)
+	p.free = append(p.free, old)
+	p.releases++
+	t.pages = append(make([]Page, 0, cap(t.pages)), t.pages...)
+	t.pages[i] = g
 }
 
 // index makes an owned page a node below at.
@@ -160,10 +189,17 @@ func (p *Pool) find(h uint64, at Page, run []int32) Page {
 // run is the memory of the tokens of an indexed page.
 func (p *Pool) run(g Page) []int32 { return p.tokens[int(g)*p.size : (int(g)+1)*p.size] }
 
+// hash mixes two tokens a multiplication: it is most of the time of a lookup,
+// some 3 ns a token.
 func (p *Pool) hash(at Page, run []int32) uint64 {
+	const k = 0xD6E8FEB86659FD93
 	h := p.seed ^ uint64(at+1)*0x9E3779B97F4A7C15
+	for ; len(run) >= 2; run = run[2:] {
+		h = (h ^ uint64(uint32(run[0])) ^ uint64(uint32(run[1]))<<32) * k
+		h ^= h >> 32
+	}
 	for _, t := range run {
-		h = (h ^ uint64(uint32(t))) * 0xD6E8FEB86659FD93
+		h = (h ^ uint64(uint32(t))) * k
 		h ^= h >> 32
 	}
 	return h

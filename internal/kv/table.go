@@ -26,8 +26,8 @@ func (t *BlockTable) Disown() []Page {
 	return pages
 }
 
-// Pages is the table itself, to be read only. Later Extends append to it; the
-// entries that are there never change.
+// Pages is the table itself, to be read only. What comes later is appended or
+// made anew: the entries of a returned slice never change.
 func (t *BlockTable) Pages() []Page { return t.pages }
 
 // Len is the number of pages.

@@ -58,13 +58,15 @@ func (d *Decode) youngest() *decodeReq {
 }
 
 // squeezed decides about r, for which there is no page although nobody younger
-// runs or waits. Pages that are in quarantine come back without any peer's
-// doing; those of the youngest transfer are taken back. Only then r yields.
+// runs or waits. Pages in quarantine come back without any peer's doing. Else a
+// transfer has outlasted the growth that was reserved when it was admitted: the
+// one that has been open longest gives its pages back, so that no slow peer
+// delays those who run. Only when none is open r makes room for older ones.
 func (d *Decode) squeezed(r *decodeReq) {
 	if d.pool.Count()[kv.Quarantined] > 0 {
 		return // r sits this batch out
 	}
-	if v := d.in[Transfer].last(); v != nil {
+	if v := d.slowest(); v != nil {
 		if v.output() > 0 {
 			d.preempt(v)
 			return
@@ -82,6 +84,16 @@ func (d *Decode) squeezed(r *decodeReq) {
 			len(r.tokens), d.pool.Total(), d.pool.PageSize()))
 	}
 	// Else (serve) the prefill core has the rest; it ends with a hand-over.
+}
+
+// slowest is the request whose grant has been open longest, or nil.
+func (d *Decode) slowest() (v *decodeReq) {
+	for _, r := range d.in[Transfer].s {
+		if v == nil || r.grant.id < v.grant.id {
+			v = r
+		}
+	}
+	return v
 }
 
 // preempt takes the pages of r back. It will be prefilled anew, its output so

@@ -459,7 +459,7 @@ func (d *Decode) landed(g *grant, token int32) {
 // first emits the token that came with the pages, before any batch.
 func (d *Decode) first(r *decodeReq, token int32) {
 	if d.cfg.PrefixCache {
-		d.pool.Insert(&r.table, r.tokens)
+		d.pool.Share(&r.table, r.tokens)
 	}
 	if cap(r.tokens) < r.final() {
 		r.tokens = append(make([]int32, 0, r.final()), r.tokens...) // no token of the answer allocates

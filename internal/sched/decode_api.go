@@ -18,7 +18,7 @@ type DecodeConfig struct {
 	Vocab          int           // a first token outside [0, Vocab) fails its transfer [0: not checked]
 	KVTimeout      time.Duration // silence about a granted transfer [30s]
 	Serve          bool          // pages come by Adopt and go by Preempt: there are no peers
-	PrefixCache    bool          // share and keep the pages of common prefixes
+	PrefixCache    bool          // share and keep the pages of common prefixes; in serve the same for both cores
 	Peers          PeersConfig   // not looked at with Serve
 }
 

@@ -16,7 +16,7 @@ type PrefillConfig struct {
 	Chunk            int           // tokens of one batch, over all its rows; at least a page [512]
 	Context          int           // tokens of a prompt [8192]
 	BootstrapTimeout time.Duration // how long a request waits for its grant, and a grant for its request [300s]
-	PrefixCache      bool          // share and keep the pages of common prefixes
+	PrefixCache      bool          // share and keep the pages of common prefixes; in serve the same for both cores
 }
 
 // SubmitPrefill gives a request to the prefill core.

@@ -3,6 +3,7 @@ package schedtest
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/metronome-serve/metronome/internal/kv"
 	"github.com/metronome-serve/metronome/internal/sched"
@@ -257,6 +258,9 @@ func (o *Oracle) finish(f sched.Finish) {
 	}
 	if (f.Reason == sched.Failed) != (f.Err != nil) {
 		o.fault("request %d ends %s with error %v", f.Req, f.Reason, f.Err)
+	}
+	if f.Err != nil && strings.Contains(f.Err.Message, "do not fit") {
+		o.fault("request %d was taken and does not fit: %v", f.Req, f.Err)
 	}
 	t.ended = true
 	o.closed++
