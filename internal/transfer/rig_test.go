@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -333,11 +334,22 @@ func (r *rig) serve() {
 	r.pLog.hook = func(e SenderEvent) {
 		switch e := e.(type) {
 		case *Granted:
-			r.s.Bind(uint64(e.Room), e.Key)
+			if r.mine(e.Room) {
+				r.s.Bind(uint64(e.Room), e.Key)
+			}
 		case *Closed:
-			r.s.CloseSend(uint64(e.Room), nil)
+			if r.mine(e.Room) {
+				r.s.CloseSend(uint64(e.Room), nil)
+			}
 		}
 	}
+}
+
+// mine tells whether a room has a request at P.
+func (r *rig) mine(room int64) bool {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.s.rooms.sends[uint64(room)] != nil
 }
 
 func (r *rig) room(id uint64, tokens, firstPage int) *testRoom {
@@ -375,4 +387,13 @@ func equal(a, b uint64) int {
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
+}
+
+// seal sets the checksums of a frame, the payload's only if it was 0.
+func seal(b []byte) {
+	le := binary.LittleEndian
+	if le.Uint32(b[32:]) == 0 {
+		le.PutUint32(b[32:], crc32.Checksum(b[headSize:], castagnoli))
+	}
+	le.PutUint32(b[36:], crc32.Checksum(b[:36], castagnoli))
 }
