@@ -247,11 +247,15 @@ func (t *rooms) received(o *outlet, grant uint64) (*room, error) {
 			return nil, nil
 		}
 	}
-	req := s.r.send.req
-	t.events = append(t.events, &Received{req})
-	t.remove(s.r)
-	delete(t.sends, req)
+	t.delivered(s.r)
 	return s.r, nil
+}
+
+func (t *rooms) delivered(r *room) {
+	req := r.send.req
+	t.events = append(t.events, &Received{req})
+	t.remove(r)
+	delete(t.sends, req)
 }
 
 // refill takes CREDIT.
@@ -268,6 +272,10 @@ func (t *rooms) leave(o *outlet, cause string) {
 	}
 	slices.SortFunc(streams, func(a, b *stream) int { return cmp.Compare(a.grant, b.grant) })
 	for _, s := range streams {
+		if slices.ContainsFunc(s.r.streams, func(q *stream) bool { return q.got }) {
+			t.delivered(s.r) // D says RECEIVED on any link only when it has everything
+			continue
+		}
 		t.closed(s.r, &Cause{CodeTransferFailed, "the link from the decode worker ended: " + cause})
 	}
 	o.ends = nil
