@@ -109,6 +109,15 @@ func stream(gap time.Duration, events ...string) func(*stub, http.ResponseWriter
 	}
 }
 
+// answers gives a whole answer after the prefill's time.
+func answers(body string) func(*stub, http.ResponseWriter, *http.Request, []byte) {
+	return func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) {
+		time.Sleep(20 * time.Millisecond)
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, body)
+	}
+}
+
 // says answers at once with a status and a body.
 func says(status int, body string) func(*stub, http.ResponseWriter, *http.Request, []byte) {
 	return func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) {
@@ -120,7 +129,7 @@ func says(status int, body string) func(*stub, http.ResponseWriter, *http.Reques
 
 // inFleet runs a test against a router with np prefills and nd decodes that do
 // the usual thing, in virtual time.
-func inFleet(t *testing.T, np, nd int, change func(*Config), test func(f *fleet)) {
+func inFleet(t *testing.T, np, nd int, change func(*Config), test func(t *testing.T, f *fleet)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fleet{t: t, net: newMemNet(), ended: make(chan error, 1), logs: &bytes.Buffer{}}
@@ -154,19 +163,25 @@ func inFleet(t *testing.T, np, nd int, change func(*Config), test func(f *fleet)
 		go func() { f.ended <- f.r.Run(ctx, ln) }()
 		f.tr = &http.Transport{DialContext: f.net.dial}
 		f.client = &http.Client{Transport: f.tr}
+		defer f.close()
 		time.Sleep(time.Millisecond) // the first probes
 		synctest.Wait()
-		test(f)
-		f.tr.CloseIdleConnections()
-		stop()
-		if err := <-f.ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		for _, s := range append(f.p, f.d...) {
-			s.kill()
-		}
-		synctest.Wait()
+		test(t, f)
 	})
+}
+
+// close ends everything, also after a test that gave up.
+func (f *fleet) close() {
+	f.tr.CloseIdleConnections()
+	f.stop()
+	if err := <-f.ended; err != nil {
+		f.t.Errorf("Run: %v", err)
+	}
+	for _, s := range append(f.p, f.d...) {
+		s.kill()
+	}
+	time.Sleep(time.Minute) // stubs wake up and see that they are alone
+	synctest.Wait()
 }
 
 // reply is an answer as a client sees it.
@@ -245,7 +260,7 @@ func rooms(t *testing.T, body []byte) (host string, room int64) {
 const chat = `{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`
 
 func TestStreamPassesUnchanged(t *testing.T) {
-	inFleet(t, 1, 1, nil, func(f *fleet) {
+	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
 		in := `{"stream":true, "messages":[], "x":0.1,"y":1.10,"big":9007199254740993,"bootstrap_host":"evil","routed_dp_rank":3}`
 		got := f.post("/v1/chat/completions", in, "X-Request-Id", "abc", "X-Custom", "1", "Authorization", "Bearer client")
 		if got.status != 200 || got.body != usual || got.err != nil {

@@ -19,6 +19,7 @@ type memNet struct {
 	mu        sync.Mutex
 	listeners map[string]*memListener
 	hung      map[string]bool // addresses that neither accept nor refuse
+	conns     []*memConn      // the accepted ends
 }
 
 const memBuffer = 64 << 10 // bytes in flight in one direction
@@ -85,6 +86,9 @@ func (n *memNet) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	server := &memConn{in: b, out: a, local: addr, remote: "127.0.0.1:1"}
 	select {
 	case l.accept <- server:
+		n.mu.Lock()
+		n.conns = append(n.conns, server)
+		n.mu.Unlock()
 		return client, nil
 	case <-l.done:
 		return nil, refused
@@ -226,4 +230,19 @@ func (c *memConn) SetWriteDeadline(t time.Time) error { c.out.setDeadline(1, t);
 func (c *memConn) SetDeadline(t time.Time) error {
 	c.SetReadDeadline(t)
 	return c.SetWriteDeadline(t)
+}
+
+// open counts the connections of a listener whose two ends are both open.
+func (n *memNet) open(addr string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	open := 0
+	for _, c := range n.conns {
+		c.in.mu.Lock()
+		if c.local == addr && c.in.closed == nil {
+			open++
+		}
+		c.in.mu.Unlock()
+	}
+	return open
 }

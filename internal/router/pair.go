@@ -224,7 +224,7 @@ func (p *pair) fail(now time.Duration, v verdict) {
 
 // timeout is 408 while nothing has been computed, 504 after.
 func (p *pair) timeout() *api.Error {
-	e := api.Errorf(api.DeadlineExceeded, "the request's time ran out after %d attempts, in phase %v", p.attempt, p.phase)
+	e := api.Errorf(api.DeadlineExceeded, "the request's time ran out (phase %v, attempt %d)", p.phase, p.attempt)
 	if p.attempt == 0 {
 		e.Status = 408
 	}
@@ -262,7 +262,9 @@ func (p *pair) ended(now time.Duration, leg Leg) {
 // prefill, so only its own failure matters.
 func (p *pair) failed(now time.Duration, leg Leg, f fault) {
 	v := judge(leg, p.workers[leg], f)
-	p.legs[leg] = legEnded
+	if f.kind != faultSilent && f.kind != faultOut { // those legs still run, and are ended below
+		p.legs[leg] = legEnded
+	}
 	if v.blamed {
 		p.do(action{kind: actBlame, leg: v.blame, verdict: v})
 	}
