@@ -3,6 +3,8 @@ package sched
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -350,6 +352,9 @@ func (e *peersEnv) event(t *testing.T, line string) {
 // Go test -rewrite writes the goldens anew: read the diff before you commit it.
 func TestPeersTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/peers", func(t *testing.T, path string) {
+		if text, err := os.ReadFile(path); err != nil || !strings.HasPrefix(string(text), "# ") {
+			t.Fatalf("%s must open with a sentence that says what it shows: %v", path, err)
+		}
 		e := newPeersEnv(PeersConfig{})
 		datadriven.RunTest(t, path, func(t *testing.T, td *datadriven.TestData) string {
 			e.out.Reset()
@@ -382,6 +387,45 @@ func TestPeersTranscripts(t *testing.T) {
 			return e.out.String()
 		})
 	})
+}
+
+// TestPeersRulesAreShown: docs/peers.md names every transcript of Peers, and
+// none that does not exist; every rule and every acceptance test has one.
+func TestPeersRulesAreShown(t *testing.T) {
+	text, err := os.ReadFile("../../docs/peers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("testdata/peers/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no transcripts: %v", err)
+	}
+	named := map[string]bool{}
+	for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return strings.ContainsRune(" `,;()|\n", r) }) {
+		if strings.HasPrefix(word, "rule") && strings.HasSuffix(word, ".txt") || strings.HasPrefix(word, "accept") && strings.HasSuffix(word, ".txt") {
+			named[word] = true
+			if _, err := os.Stat(filepath.Join("testdata/peers", word)); err != nil {
+				t.Errorf("docs/peers.md names %s: %v", word, err)
+			}
+		}
+	}
+	shown := map[string]bool{}
+	for _, f := range files {
+		base := filepath.Base(f)
+		if !named[base] {
+			t.Errorf("docs/peers.md does not name %s", base)
+		}
+		what, _, _ := strings.Cut(base, "_")
+		shown[what] = true
+	}
+	for i := 1; i <= 21; i++ {
+		if !shown[fmt.Sprintf("rule%02d", i)] {
+			t.Errorf("no transcript shows rule %d", i)
+		}
+		if i <= 17 && !shown[fmt.Sprintf("accept%02d", i)] {
+			t.Errorf("no transcript is acceptance test %d", i)
+		}
+	}
 }
 
 func (e *peersEnv) turn(t *testing.T, td *datadriven.TestData) {

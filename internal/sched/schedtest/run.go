@@ -234,7 +234,7 @@ func (s *Script) decodeConfig() sched.DecodeConfig {
 		Context: s.num("context", 0), ReservedTokens: s.num("reserved", 0), Vocab: s.num("vocab", 0),
 		KVTimeout: s.dur("kv-timeout", 0), PrefixCache: s.td.HasArg("prefix-cache"),
 		Peers: sched.PeersConfig{
-			Reject: s.str("on-mismatch", "fatal") == "reject", MaxPerAddr: s.num("max-per-addr", 0),
+			Reject: s.str("on-mismatch", "fatal") == "reject", MaxPerAddr: s.num("max-per-addr", 0), Attempts: s.num("attempts", 0),
 			Local: sched.ParallelInfo{PageSize: s.num("page-size", 4)},
 		},
 	}
