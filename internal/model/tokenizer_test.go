@@ -8,26 +8,6 @@ import (
 	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
 
-// smolFile opens SmolLM2, or skips where it has not been fetched.
-func smolFile(t testing.TB) *File {
-	t.Helper()
-	f, err := Open(modeltest.SmolLM2(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
-}
-
-func tinyFile(t testing.TB) *File {
-	t.Helper()
-	f, err := OpenBytes("tiny", Builtin())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
 func tokenizer(t testing.TB, f *File) *Tokenizer {
 	t.Helper()
 	tok, err := NewTokenizer(f)
