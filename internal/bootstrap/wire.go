@@ -472,6 +472,7 @@ func parseRanks(body []byte) (map[int64]int, error) {
 		return nil, err
 	}
 	ranks := make(map[int64]int, len(o))
+	//metronome:unordered it fills a map, and any of the bad entries may be the one that is told
 	for key := range o {
 		if o.null(key) {
 			continue

@@ -271,12 +271,9 @@ func (l *loop) attr(name string) any {
 type expr interface{ eval(r *run) any }
 
 type (
-	constExpr struct{ value any }
-	nameExpr  struct{ name string }
-	listExpr  struct {
-		items []expr
-		tuple bool
-	}
+	constExpr  struct{ value any }
+	nameExpr   struct{ name string }
+	listExpr   struct{ items []expr }
 	recordExpr struct {
 		names   []string
 		values  []expr
@@ -330,7 +327,7 @@ func (e *nameExpr) eval(r *run) any {
 }
 
 func (e *listExpr) eval(r *run) any {
-	l := &list{tuple: e.tuple}
+	l := &list{}
 	for _, item := range e.items {
 		l.items = append(l.items, r.eval(item))
 	}
@@ -439,7 +436,7 @@ func (r *run) equal(a, b any, depth int) bool {
 		return ok
 	case *list:
 		b, ok := b.(*list)
-		return ok && a.tuple == b.tuple && slices.EqualFunc(a.items, b.items, func(x, y any) bool { return r.equal(x, y, depth+1) })
+		return ok && slices.EqualFunc(a.items, b.items, func(x, y any) bool { return r.equal(x, y, depth+1) })
 	case *record:
 		b, ok := b.(*record)
 		if !ok || a.mutable || b.mutable || len(a.names) != len(b.names) {
@@ -506,18 +503,15 @@ func (e *mathExpr) eval(r *run) any {
 		}
 	}
 	if s, ok := a.(*list); ok && e.op == "+" {
-		if t, ok := b.(*list); ok && s.tuple == t.tuple {
+		if t, ok := b.(*list); ok {
 			r.tick(len(s.items) + len(t.items))
-			return &list{slices.Concat(s.items, t.items), s.tuple}
+			return &list{slices.Concat(s.items, t.items)}
 		}
 	}
 	x, ok1 := number64(a)
 	y, ok2 := number64(b)
-	if e.op == "*" && ok1 != ok2 {
-		if ok1 {
-			a, y = b, x
-		}
-		return r.repeat(a, y)
+	if s, ok := a.(str); ok && ok2 && e.op == "*" {
+		return r.repeat(s, y)
 	}
 	if !ok1 || !ok2 {
 		r.fail("'%s' between %s and %s", e.op, typeName(a), typeName(b))
@@ -556,27 +550,20 @@ func floorMod(x, y int64) int64 {
 	return m
 }
 
-// repeat is a text or a list n times.
-func (r *run) repeat(v any, n int64) any {
-	n = max(n, 0)
+func (r *run) repeat(s str, n int64) str {
+	if n <= 0 || s.s == "" {
+		return str{}
+	}
 	if n > maxMade {
-		r.fail("%s %d times", typeName(v), n)
+		r.fail("a text %d times", n)
 	}
+	r.charge(len(s.s) * int(n))
 	r.tick(int(n))
-	switch v := v.(type) {
-	case str:
-		r.charge(len(v.s) * int(n))
-		var b strBuilder
-		for range n {
-			b.add(v)
-		}
-		return b.str()
-	case *list:
-		r.tick(len(v.items) * int(n))
-		return &list{slices.Repeat(v.items, int(n)), v.tuple}
+	var b strBuilder
+	for range n {
+		b.add(s)
 	}
-	r.fail("%s %d times", typeName(v), n)
-	return nil
+	return b.str()
 }
 
 // join makes one text of several.
@@ -674,19 +661,18 @@ func (e *sliceExpr) eval(r *run) any {
 		n = int(characters(v.s))
 		r.scan(v)
 	default:
-		r.fail("a slice of %s", typeName(of))
+		return &undefined{"a slice"}
 	}
 	r.tick(1 + n/64)
 	from, to, by := r.bounds(e.parts, n)
 	if s, ok := of.(str); ok {
 		return r.pick(s, from, to, by)
 	}
-	l := of.(*list)
 	var items []any
 	for i := from; by > 0 && i < to || by < 0 && i > to; i += by {
-		items = append(items, l.items[i])
+		items = append(items, of.(*list).items[i])
 	}
-	return &list{items, l.tuple}
+	return &list{items}
 }
 
 // bounds resolves a slice of n items as Python does.

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -62,18 +63,11 @@ var findSmol = sync.OnceValues(func() (string, error) {
 // Path is the path of a file in the repository's testdata folder.
 func Path(t testing.TB, name string) string {
 	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
+	_, file, _, ok := runtime.Caller(0)
+	if !ok {
+		t.Fatal("the test binary does not know its sources")
 	}
-	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return filepath.Join(dir, "testdata", filepath.FromSlash(name))
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the working directory")
-		}
-	}
+	return filepath.Join(filepath.Dir(file), "../../../testdata", filepath.FromSlash(name))
 }
 
 // JSON reads a file of reference outputs from the testdata folder.
