@@ -1,0 +1,226 @@
+package router
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func (f *fleet) ready() string {
+	f.t.Helper()
+	got := f.get("/readyz")
+	if got.status == 200 {
+		return ""
+	}
+	return got.body
+}
+
+// until waits for a condition in virtual time and returns how long it took.
+func until(t *testing.T, most time.Duration, ok func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > most {
+			t.Fatalf("not within %v", most)
+		}
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+	}
+	return time.Since(began)
+}
+
+func TestReadyNeedsAPair(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		if why := f.ready(); why != "" {
+			t.Fatal(why)
+		}
+		f.p[0].kill()
+		f.p[1].kill()
+		until(t, 1500*time.Millisecond, func() bool { return f.ready() != "" })
+		if why := f.ready(); !strings.Contains(why, "http://p0:1 is out") || !strings.Contains(why, "cannot connect") {
+			t.Errorf("%s", why)
+		}
+		got := f.post("/generate", ask)
+		if got.status != 503 || got.code(t) != "no_prefill" || got.header.Get("Retry-After") == "" {
+			t.Errorf("%+v", got)
+		}
+		if n := len(f.d[0].requests()); n != 0 {
+			t.Errorf("decode was sent %d legs alone", n)
+		}
+		f.p[0].start(f)
+		until(t, 600*time.Millisecond, func() bool { return f.ready() == "" })
+		if got := f.post("/generate", `{"text":"a","stream":true}`); got.body != usual {
+			t.Errorf("%+v", got)
+		}
+		f.d[0].kill()
+		until(t, 1500*time.Millisecond, func() bool { return strings.Contains(f.ready(), "no usable decode") })
+		if got := f.post("/generate", ask); got.status != 503 || got.code(t) != "no_decode" {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// A stopped process accepts and says nothing. Requests that wait for it move
+// to the other prefill when its probes have failed; none is lost.
+func TestStoppedPrefill(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		f.p[0].serve = hang
+		f.p[0].health = func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+			if host, _ := rooms(t, body); host == "p0" {
+				<-r.Context().Done()
+				return
+			}
+			io.WriteString(w, whole)
+		}
+		for range 2 {
+			got := f.post("/generate", ask)
+			if got.status != 200 || got.took > 3*time.Second {
+				t.Fatalf("%+v", got)
+			}
+		}
+		began := time.Now()
+		f.p[0].health, f.p[0].serve = healthy, prefilled
+		f.d[0].serve = answers(whole)
+		until(t, 2*time.Second, func() bool { return f.post("/generate", ask).status == 200 && len(f.p[0].requests()) > 1 })
+		t.Logf("used again after %v", time.Since(began))
+	})
+}
+
+// A hung bootstrap registry takes its prefill out, although the prefill itself
+// answers.
+func TestHungRegistry(t *testing.T) {
+	inFleet(t, 2, 1, func(c *Config) { c.Prefill[0] += ",8998" }, func(t *testing.T, f *fleet) {
+		reg := &stub{addr: "p0:8998", health: healthy}
+		reg.start(f)
+		defer reg.kill()
+		until(t, time.Second, func() bool { return f.r.table.pools[Prefill].workers[0].standing.up })
+		reg.health = func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		until(t, 2*time.Second, func() bool { return !f.r.table.pools[Prefill].workers[0].standing.up })
+		if cause := f.r.table.pools[Prefill].workers[0].standing.cause; !strings.Contains(cause, "bootstrap registry p0:8998: GET /health: no answer within 1s") {
+			t.Errorf("%s", cause)
+		}
+		f.net.mu.Lock()
+		f.net.hung["p0:8998"] = true // nor does a connection come about
+		f.net.mu.Unlock()
+		if got := f.post("/generate", `{"text":"a","stream":true}`); got.body != usual {
+			t.Errorf("%+v", got)
+		}
+		f.net.mu.Lock()
+		f.net.hung["p0:8998"] = false
+		f.net.mu.Unlock()
+		reg.health = healthy
+		until(t, time.Second, func() bool { return f.r.table.pools[Prefill].workers[0].standing.up })
+	})
+}
+
+// Failing requests eject a worker whose probes are fine, but never more than
+// the share allowed; a trial brings it back.
+func TestEjection(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		f.p[0].serve = says(500, "x")
+		for range 20 {
+			if got := f.post("/v1/chat/completions", chat); got.body != usual {
+				t.Fatalf("%+v", got)
+			}
+		}
+		if n := len(f.p[0].requests()); n != ejectStreak {
+			t.Errorf("%d legs were sent to the failing prefill, want %d", n, ejectStreak)
+		}
+		time.Sleep(ejectFor)
+		f.p[0].serve = prefilled
+		before := len(f.p[0].requests())
+		for range 4 {
+			f.post("/v1/chat/completions", chat)
+		}
+		if n := len(f.p[0].requests()) - before; n != 2 {
+			t.Errorf("%d of 4 legs after it healed", n)
+		}
+		f.p[0].serve, f.p[1].serve = says(500, "x"), says(500, "x")
+		for range 10 {
+			if got := f.post("/v1/chat/completions", chat); got.status != 500 {
+				t.Fatalf("%+v: with both failing, one must stay to tell", got)
+			}
+		}
+	})
+}
+
+// A worker that says it is draining is out until its probe says otherwise.
+func TestWorkerDrains(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		f.p[0].serve = says(503, `{"error":{"code":"draining","message":"stopping"}}`)
+		f.p[0].health = says503
+		for range 4 {
+			if got := f.post("/v1/chat/completions", chat); got.body != usual {
+				t.Fatalf("%+v", got)
+			}
+		}
+		if n := len(f.p[0].requests()); n != 1 {
+			t.Errorf("%d legs were sent to the draining prefill", n)
+		}
+	})
+}
+
+func says503(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }
+
+// Retries are taken from a budget: a fleet that fails everywhere is not sent
+// three times the load.
+func TestRetryBudget(t *testing.T) {
+	inFleet(t, 3, 1, func(c *Config) { c.MaxEjected = 0 }, func(t *testing.T, f *fleet) {
+		for _, s := range f.p {
+			s.serve = says(500, "x")
+		}
+		for range 300 {
+			f.post("/v1/chat/completions", chat)
+		}
+		n := 0
+		for _, s := range f.p {
+			n += len(s.requests())
+		}
+		if most := 300 + budgetTenths/10 + 300/10; n > most || n < 300+budgetTenths/10 {
+			t.Errorf("%d legs for 300 requests; at most %d", n, most)
+		}
+	})
+}
+
+func TestDrain(t *testing.T) {
+	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+		slow := "data: 1\n\n"
+		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
+			stream(0, slow)(s, w, r, b)
+			if strings.Contains(string(b), "short") {
+				time.Sleep(5 * time.Second)
+				io.WriteString(w, "data: [DONE]\n\n")
+				return
+			}
+			<-r.Context().Done()
+		}
+		short, long := make(chan reply, 1), make(chan reply, 1)
+		go func() { short <- f.post("/generate", `{"text":"short","stream":true}`) }()
+		go func() { long <- f.post("/generate", `{"text":"long","stream":true}`) }()
+		time.Sleep(time.Second)
+		began := time.Now()
+		f.stop()
+		synctest.Wait()
+		if why := f.ready(); !strings.Contains(why, "stopping") {
+			t.Errorf("readyz: %q", why)
+		}
+		if got := f.post("/generate", ask); got.status != 503 || got.code(t) != "draining" || got.header.Get("Retry-After") == "" {
+			t.Errorf("%+v", got)
+		}
+		if got := <-short; got.body != slow+"data: [DONE]\n\n" {
+			t.Errorf("%+v", got)
+		}
+		got := <-long
+		if got.code(t) != "draining" || !strings.HasPrefix(got.body, slow) {
+			t.Errorf("%+v", got)
+		}
+		f.ended <- <-f.ended
+		if took := time.Since(began); took < 20*time.Second || took > 21*time.Second {
+			t.Errorf("the drain took %v", took)
+		}
+	})
+}
