@@ -31,7 +31,7 @@ type CPU struct {
 
 	// The batch of the current Run. Token t is one vector of every buffer.
 	batch  *Batch
-	tokens []token
+	tokens []place
 	x      []float32 // residual stream, dim values a token
 	delta  []float32 // what the last product adds to it
 	q      []float32
@@ -54,8 +54,8 @@ type CPU struct {
 	job job
 }
 
-// token says which token of the batch it is.
-type token struct {
+// place says which token of the batch it is.
+type place struct {
 	row *Row
 	at  int // index into row.Tokens
 }
@@ -132,7 +132,7 @@ func (e *CPU) allocate() {
 	e.norm, e.att = kernels.NewInput(n, h.Dim, float, in...), kernels.NewInput(n, heads, float, o...)
 	e.ff = kernels.NewInput(n, h.FF, float, ff...)
 	e.head = kernels.NewInput(headTile, h.Dim, float, e.w.output.Type)
-	e.tokens, e.spans = make([]token, 0, n), make([]span, 0, n*h.KVHeads)
+	e.tokens, e.spans = make([]place, 0, n), make([]span, 0, n*h.KVHeads)
 	e.x, e.delta = make([]float32, n*h.Dim), make([]float32, n*h.Dim)
 	e.q, e.k, e.v = make([]float32, n*heads), make([]float32, n*h.KVHeads*h.HeadDim), make([]float32, n*h.KVHeads*h.HeadDim)
 	e.gate, e.up = make([]float32, n*h.FF), make([]float32, n*h.FF)
@@ -207,7 +207,7 @@ func (e *CPU) begin() {
 		r := &e.batch.Rows[i]
 		first := len(e.tokens)
 		for j := range r.Tokens {
-			e.tokens = append(e.tokens, token{r, j})
+			e.tokens = append(e.tokens, place{r, j})
 			w := wanted{token: first + j, row: i, target: -1, draw: r.Sample != nil && j == len(r.Tokens)-1}
 			if r.Targets != nil && r.Targets[j] >= 0 {
 				w.target = int(r.Targets[j])

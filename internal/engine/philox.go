@@ -22,5 +22,5 @@ func philox(key uint64, ctr [4]uint32) [4]uint32 {
 // another worker, after a preemption, or beside other requests.
 func uniform(seed uint64, choice, position int) float64 {
 	r := philox(seed, [4]uint32{uint32(position), uint32(uint64(position) >> 32), uint32(choice), 0})
-	return float64(uint64(r[0])<<21|uint64(r[1])>>11) * 0x1p-53
+	return float64(float64(uint64(r[0])<<21|uint64(r[1])>>11) * 0x1p-53)
 }

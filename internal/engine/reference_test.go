@@ -156,15 +156,17 @@ func TestTinyQ8(t *testing.T) {
 	}
 }
 
+const smolHash = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
 // smolLM2 is the path of a real model, which is not part of the repository.
 func smolLM2(t testing.TB) string {
 	path := os.Getenv("METRONOME_TEST_SMOLLM2")
 	if path == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Skip(err)
+		cache := os.Getenv("XDG_CACHE_HOME")
+		if cache == "" {
+			cache = filepath.Join(os.Getenv("HOME"), ".cache")
 		}
-		path = filepath.Join(cache, "metronome", "models", "SmolLM2-135M-Instruct.Q4_1.gguf")
+		path = filepath.Join(cache, "metronome", "models", smolHash, "SmolLM2-135M-Instruct.Q4_1.gguf")
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("needs SmolLM2-135M-Instruct (scripts/fetch-smollm2.sh, or METRONOME_TEST_SMOLLM2): %v", err)

@@ -128,7 +128,7 @@ func (s *sampler) penalise(l []float32, w *Sampling, history, output []int32) {
 			case l[id] > 0:
 				l[id] /= w.Repetition
 			default:
-				l[id] *= w.Repetition
+				l[id] = float32(l[id] * w.Repetition)
 			}
 			s.seen[id] = true
 		}
@@ -160,7 +160,7 @@ func (s *sampler) pick(l []float32, w *Sampling, u float64) int32 {
 	topP := w.TopP > 0 && w.TopP < 1
 	if !topK && !topP && w.MinP == 0 {
 		s.kept = s.kept[:0]
-		return s.walk(u * total)
+		return s.walk(float64(u * total))
 	}
 	s.heapify(l)
 	limit := len(l)
@@ -176,7 +176,7 @@ func (s *sampler) pick(l []float32, w *Sampling, u float64) int32 {
 	}
 	sum, n := 0.0, 0
 	for ; n < limit; n++ {
-		if topP && n > 0 && sum >= float64(w.TopP)*total {
+		if topP && n > 0 && sum >= float64(float64(w.TopP)*total) {
 			break
 		}
 		if n == len(s.kept) {
@@ -189,7 +189,7 @@ func (s *sampler) pick(l []float32, w *Sampling, u float64) int32 {
 		sum += float64(p)
 	}
 	s.kept = s.kept[:n]
-	return s.walk(u * sum)
+	return s.walk(float64(u * sum))
 }
 
 // walk is the token at which the sum of probabilities passes the target: over

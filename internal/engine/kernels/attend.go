@@ -51,7 +51,7 @@ func Attend(s *State, out, q, k, v []float32, n int, scale float32, first bool, 
 func (s *State) Finish(out []float32) {
 	inv := 1 / s.Sum
 	for i := range out {
-		out[i] *= inv
+		out[i] = float32(out[i] * inv)
 	}
 }
 
@@ -60,10 +60,10 @@ func scores(p, q, k []float32, scale float32) {
 	i := 0
 	for ; i+2 <= len(p); i += 2 {
 		a, b := Dot2(q, k[i*d:][:d], k[(i+1)*d:][:d])
-		p[i], p[i+1] = a*scale, b*scale
+		p[i], p[i+1] = float32(a*scale), float32(b*scale)
 	}
 	if i < len(p) {
-		p[i] = Dot(q, k[i*d:][:d]) * scale
+		p[i] = float32(Dot(q, k[i*d:][:d]) * scale)
 	}
 }
 

@@ -16,7 +16,7 @@ func rareF16(h uint16) float32 {
 	if h&0x7c00 != 0 {
 		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
 	}
-	f := float32(frac) * (1.0 / (1 << 24)) // exact: 10 bits times a power of two
+	f := float32(float32(frac) * (1.0 / (1 << 24))) // exact: 10 bits times a power of two
 	return math.Float32frombits(sign | math.Float32bits(f))
 }
 

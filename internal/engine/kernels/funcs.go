@@ -38,7 +38,7 @@ func Exp(x float32) float32 {
 
 // Exp64 is e^x for |x| ≤ 700.
 func Exp64(x float64) float64 {
-	n := math.RoundToEven(x * (1 / math.Ln2))
+	n := math.RoundToEven(float64(x * (1 / math.Ln2)))
 	r := x - float64(n*6.93147180369123816490e-01)
 	r = r - float64(n*1.90821492927058770002e-10)
 	// Taylor: |r| ≤ 0.35, so the term after r^13 ÷ 13! is below 1e-17.
@@ -46,7 +46,7 @@ func Exp64(x float64) float64 {
 	for k := 13; k >= 1; k-- {
 		p = float64(p*r)/float64(k) + 1
 	}
-	return p * math.Float64frombits(uint64(1023+int64(n))<<52)
+	return float64(p * math.Float64frombits(uint64(1023+int64(n))<<52))
 }
 
 // Log64 is the natural logarithm of a normal x > 0.
@@ -60,7 +60,7 @@ func Log64(x float64) float64 {
 	}
 	// ln f = 2 atanh s; |s| ≤ 0.172, so the term after s^21 ÷ 21 is below 1e-18.
 	s := (f - 1) / (f + 1)
-	z := s * s
+	z := float64(s * s)
 	p := 0.0
 	for i := 21; i >= 1; i -= 2 {
 		p = float64(p*z) + 1/float64(i)
@@ -73,18 +73,18 @@ func Log64(x float64) float64 {
 // x = n π/2 + r; π/2 is split in three parts of which the first two have 33
 // bits, so that their products with n are exact.
 func SinCos(x float64) (sin, cos float64) {
-	n := math.RoundToEven(x * (2 / math.Pi))
+	n := math.RoundToEven(float64(x * (2 / math.Pi)))
 	r := x - float64(n*1.57079632673412561417e+00)
 	r = r - float64(n*6.07710050630396597660e-11)
 	r = r - float64(n*2.02226624879595063154e-21)
 	// Taylor: |r| ≤ π/4, so the terms after r^19 ÷ 19! are below 1e-18.
-	z := r * r
+	z := float64(r * r)
 	s, c := 1.0, 1.0
 	for k := 18; k >= 2; k -= 2 {
 		s = 1 - float64(s*z)/float64(k*(k+1))
 		c = 1 - float64(c*z)/float64(k*(k-1))
 	}
-	s *= r
+	s = float64(s * r)
 	switch int64(n) & 3 {
 	case 1:
 		return c, -s

@@ -120,7 +120,7 @@ func (x *Input) lay(t, b int, q *[Block]int64, scale float32, sum int32) {
 	if x.forms.q4 {
 		g, l := t/4, t%4
 		k := &x.blk4[g*blocks+b]
-		k.scale[l], k.sum[l], k.bias[l] = scale, float32(sum)*scale, 8*sum-1<<15
+		k.scale[l], k.sum[l], k.bias[l] = scale, float32(float32(sum)*scale), 8*sum-1<<15
 		if x.N <= narrow {
 			layQ4(x.four[t*x.Cols/4+b*Block/4:], q)
 		} else {

@@ -84,7 +84,7 @@ func (m *Matrix) Row(dst []float32, r int) {
 		for ; len(dst) >= Block; dst, src = dst[Block:], src[q8Bytes:] {
 			d := F16ToF32(binary.LittleEndian.Uint16(src))
 			for i, q := range src[2:q8Bytes] {
-				dst[i] = d * float32(int8(q))
+				dst[i] = float32(d * float32(int8(q)))
 			}
 		}
 	case Q4_1:

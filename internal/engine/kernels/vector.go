@@ -9,7 +9,7 @@ func RMSNorm(dst, x, w []float32, eps float32) {
 	mean := Dot(x, x) / float32(n)
 	inv := 1 / float32(math.Sqrt(float64(mean+eps)))
 	for i, v := range x {
-		dst[i] = float32(v*inv) * w[i]
+		dst[i] = float32(float32(v*inv) * w[i])
 	}
 }
 
@@ -25,7 +25,7 @@ func Add(dst, x []float32) {
 func SwiGLU(dst, gate, up []float32) {
 	dst, up = dst[:len(gate)], up[:len(gate)]
 	for i, g := range gate {
-		dst[i] = float32(g/(1+Exp(-g))) * up[i]
+		dst[i] = float32(g / (1 + Exp(-g)) * up[i])
 	}
 }
 
@@ -41,9 +41,9 @@ func NewRopeTable(n, dim int, base float32) *RopeTable {
 	t := &RopeTable{dim / 2, make([]float32, n*dim/2), make([]float32, n*dim/2)}
 	log := Log64(float64(base))
 	for i := range t.half {
-		freq := Exp64(-2 * float64(i) / float64(dim) * log)
+		freq := Exp64(float64(-2 * float64(i) / float64(dim) * log))
 		for p := range n {
-			s, c := SinCos(float64(p) * freq)
+			s, c := SinCos(float64(float64(p) * freq))
 			t.cos[p*t.half+i], t.sin[p*t.half+i] = float32(c), float32(s)
 		}
 	}

@@ -1,0 +1,406 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
+	"github.com/metronome-serve/metronome/internal/kv"
+	"github.com/metronome-serve/metronome/internal/model"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// smallWeights is a random model with every weight type in it: the block's
+// matrices in the given one, the rest in others.
+func smallWeights(typ kernels.Type) *Weights {
+	h := model.Hyper{
+		Layers: 2, Dim: 64, Heads: 8, KVHeads: 4, HeadDim: 16, FF: 96, Vocab: 101, Context: 700,
+		RopeDim: 12, RopeTheta: 10000, Eps: 1e-5,
+	}
+	rnd := rand.New(rand.NewPCG(uint64(typ), 7))
+	vector := func(n int) []float32 {
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = float32(1 + rnd.NormFloat64()/4)
+		}
+		return v
+	}
+	matrix := func(typ kernels.Type, rows, cols int) kernels.Matrix { return smallMatrix(rnd, typ, rows, cols) }
+	w := &Weights{
+		hyper: h, print: "small", norm: vector(h.Dim),
+		embed: matrix(kernels.F16, h.Vocab, h.Dim), output: matrix(kernels.Q8_0, h.Vocab, h.Dim),
+	}
+	q, kv := h.Heads*h.HeadDim, h.KVHeads*h.HeadDim
+	for range h.Layers {
+		w.blocks = append(w.blocks, block{
+			attnNorm: vector(h.Dim), ffnNorm: vector(h.Dim),
+			q: matrix(typ, q, h.Dim), k: matrix(kernels.Q8_0, kv, h.Dim), v: matrix(typ, kv, h.Dim),
+			attnOut: matrix(typ, h.Dim, q), gate: matrix(typ, h.FF, h.Dim), up: matrix(kernels.F32, h.FF, h.Dim),
+			down: matrix(typ, h.Dim, h.FF),
+		})
+	}
+	return w
+}
+
+func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matrix {
+	data := make([]byte, typ.RowBytes(cols)*rows)
+	scale := 1 / math.Sqrt(float64(cols))
+	half := func(b []byte, f float64) { binary.LittleEndian.PutUint16(b, kernels.F32ToF16(float32(f))) }
+	for i := range data {
+		data[i] = byte(rnd.Uint32())
+	}
+	switch typ {
+	case kernels.F32:
+		for i := 0; i < len(data); i += 4 {
+			binary.LittleEndian.PutUint32(data[i:], math.Float32bits(float32(rnd.NormFloat64()*scale)))
+		}
+	case kernels.F16:
+		for i := 0; i < len(data); i += 2 {
+			half(data[i:], rnd.NormFloat64()*scale)
+		}
+	case kernels.Q8_0:
+		for i := 0; i < len(data); i += 34 {
+			half(data[i:], scale/64*rnd.Float64())
+		}
+	case kernels.Q4_1:
+		for i := 0; i < len(data); i += 20 {
+			d := scale / 4 * rnd.Float64()
+			half(data[i:], d)
+			half(data[i+2:], -7.5*d)
+		}
+	}
+	m, err := kernels.NewMatrix(typ, rows, cols, data)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// sequence is what a test computes: ids with a target after each, and the
+// log-probabilities of the whole vocabulary after the last.
+type sequence struct {
+	ids, targets []int32
+	scores       []float32
+	all          []TokenLogprob
+}
+
+func newSequence(rnd *rand.Rand, n int) *sequence {
+	s := &sequence{scores: make([]float32, n)}
+	for range n {
+		s.ids, s.targets = append(s.ids, rnd.Int32N(101)), append(s.targets, rnd.Int32N(101))
+	}
+	return s
+}
+
+// row is tokens [from, to) of the sequence.
+func (s *sequence) row(table []kv.Page, from, to int) Row {
+	r := Row{Tokens: s.ids[from:to], Start: from, Pages: table, Targets: s.targets[from:to], Scores: s.scores[from:to]}
+	if to == len(s.ids) {
+		r.Sample = &Sampling{Logprobs: 101}
+	}
+	return r
+}
+
+// alone is the sequence in one chunk in an engine of its own.
+func alone(t testing.TB, w *Weights, dtype string, ids *sequence) *sequence {
+	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Threads: 1})
+	s := &sequence{ids: ids.ids, targets: ids.targets, scores: make([]float32, len(ids.ids))}
+	s.all = run(t, e, s.row(pages(0, 50), 0, len(s.ids)))[0].Out.Top
+	return s
+}
+
+func sameBits(a, b []float32) bool {
+	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
+}
+
+// TestInvariance computes sequences under every condition that must not matter,
+// chosen at random: neighbours in the batch, chunks, threads, page size, TP,
+// pages, and a prefix that another sequence computed.
+func TestInvariance(t *testing.T) {
+	type key struct {
+		typ   kernels.Type
+		dtype string
+		n     int
+	}
+	weights := map[kernels.Type]*Weights{}
+	for _, typ := range []kernels.Type{kernels.F16, kernels.F32, kernels.Q8_0, kernels.Q4_1} {
+		weights[typ] = smallWeights(typ)
+	}
+	known := map[key]*sequence{}
+	rapid.Check(t, func(rt *rapid.T) {
+		k := key{
+			rapid.SampledFrom([]kernels.Type{kernels.F16, kernels.F32, kernels.Q8_0, kernels.Q4_1}).Draw(rt, "type"),
+			rapid.SampledFrom([]string{"f16", "f32"}).Draw(rt, "dtype"), rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
+		}
+		w := weights[k.typ]
+		rnd := rand.New(rand.NewPCG(1, uint64(k.n)))
+		s := newSequence(rnd, k.n)
+		want := known[k]
+		if want == nil {
+			want = alone(t, w, k.dtype, s)
+			known[k] = want
+		}
+		size := rapid.SampledFrom([]int{1, 3, 16, 64, 100}).Draw(rt, "page size")
+		per := kv.PagesFor(700, size)
+		e, err := New(w, Config{
+			Pages: 10 * per, PageSize: size, KVDType: k.dtype, MaxBatchTokens: 700,
+			Threads: rapid.IntRange(1, 3).Draw(rt, "threads"), TP: rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "tp"),
+		})
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer e.Close()
+		table, from := pages(0, per), 0
+		rand.New(rand.NewPCG(2, 2)).Shuffle(len(table), func(i, j int) { table[i], table[j] = table[j], table[i] })
+		if shared := (k.n - 1) / size; shared > 0 && rapid.Bool().Draw(rt, "prefix") {
+			from = rapid.IntRange(1, shared).Draw(rt, "shared") * size
+			other := newSequence(rnd, from+5)
+			copy(other.ids, s.ids[:from])
+			run(t, e, other.row(append(slices.Clone(table[:from/size]), pages(per, per)...), 0, from+5))
+		}
+		compute(t, rt, e, s, table, from, per)
+		if !sameBits(s.scores[from:], want.scores[from:]) || len(s.all) != 101 || !slices.Equal(s.all, want.all) {
+			rt.Fatalf("%+v: bits differ", k)
+		}
+	})
+}
+
+// compute runs the sequence in chunks, each beside some other rows.
+func compute(t *testing.T, rt *rapid.T, e *CPU, s *sequence, table []kv.Page, from, per int) {
+	rnd := rand.New(rand.NewPCG(3, uint64(len(s.ids))))
+	for from < len(s.ids) {
+		to := from + rapid.IntRange(1, len(s.ids)-from).Draw(rt, "chunk")
+		at := rapid.IntRange(0, 6).Draw(rt, "place")
+		var rows []Row
+		for i := range rapid.IntRange(at, 6).Draw(rt, "neighbours") {
+			n := rapid.SampledFrom([]int{1, 1, 2, 5, 40}).Draw(rt, "tokens")
+			rows = append(rows, newSequence(rnd, n).row(pages((2+i)*per, per), 0, n))
+		}
+		rows = slices.Insert(rows, at, s.row(table, from, to))
+		s.all = run(t, e, rows...)[at].Out.Top
+		from = to
+	}
+}
+
+// TestDecodeEqualsPrefill feeds the built-in model a text token by token, and
+// at once.
+func TestDecodeEqualsPrefill(t *testing.T) {
+	w := builtin(t)
+	e := newCPU(t, w, Config{Pages: 40, PageSize: 16, Threads: 2})
+	ids := text(100, 5)
+	var one []float32
+	for i := range ids {
+		run(t, e, Row{Tokens: ids[i : i+1], Start: i, Pages: pages(0, 10), Sample: &Sampling{Logprobs: -1}})
+		one = slices.Clone(e.logits[:e.Vocab()])
+	}
+	run(t, e, Row{Tokens: ids, Pages: pages(20, 10), Sample: &Sampling{Logprobs: -1}})
+	if !sameBits(one, e.logits[:e.Vocab()]) {
+		t.Error("the logits differ")
+	}
+	for l := range 4 {
+		for i := range 6 { // whole pages
+			if !bytes.Equal(e.Memory(0).Extent(l, kv.Page(i), 0, 4), e.Memory(0).Extent(l, kv.Page(20+i), 0, 4)) {
+				t.Errorf("layer %d, page %d: KV differs", l, i)
+			}
+		}
+	}
+}
+
+// TestLayerDone: when a layer is announced, its KV is final, and attention is
+// still to come.
+func TestLayerDone(t *testing.T) {
+	e := newCPU(t, smallWeights(kernels.Q4_1), Config{Pages: 4, PageSize: 16, TP: 2, Threads: 2})
+	var then [][]byte
+	b := &Batch{Rows: []Row{{Tokens: []int32{1, 2, 3, 4, 5}, Pages: pages(1, 1)}}}
+	b.LayerDone = func(l int) {
+		if l != len(then)/2 {
+			t.Errorf("layer %d is done after %d others", l, len(then)/2)
+		}
+		for rank := range 2 {
+			then = append(then, slices.Clone(e.Memory(rank).Extent(l, 1, 0, 2)))
+		}
+	}
+	if err := e.Run(b); err != nil {
+		t.Fatal(err)
+	}
+	if len(then) != 4 {
+		t.Fatalf("%d layers announced, want 2", len(then)/2)
+	}
+	for i, was := range then {
+		if !bytes.Equal(was, e.Memory(i%2).Extent(i/2, 1, 0, 2)) || bytes.Count(was, []byte{0}) == len(was) {
+			t.Errorf("layer %d, rank %d: KV was not final when it was announced", i/2, i%2)
+		}
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	e := newCPU(t, smallWeights(kernels.Q8_0), Config{Pages: 8, PageSize: 16, Context: 100, MaxBatchTokens: 40})
+	ok := func() Row { return Row{Tokens: []int32{1, 2}, Pages: pages(0, 8), Sample: &Sampling{}} }
+	for name, c := range map[string]struct {
+		change func(r *Row)
+		want   string
+	}{
+		"no tokens":            {func(r *Row) { r.Tokens = nil }, "no tokens"},
+		"past the context":     {func(r *Row) { r.Start = 99 }, "positions 99 to 101, the context has 100"},
+		"far past the context": {func(r *Row) { r.Start = math.MaxInt }, "the context has 100"},
+		"before the start":     {func(r *Row) { r.Start = -1 }, "positions -1"},
+		"too few pages":        {func(r *Row) { r.Start, r.Pages = 15, pages(0, 1) }, "1 pages of 16 tokens, too few for 17 positions"},
+		"page out of range":    {func(r *Row) { r.Pages = pages(1, 8) }, "page 8, there are 8"},
+		"negative page":        {func(r *Row) { r.Pages = pages(-1, 8) }, "page -1"},
+		"token out of range":   {func(r *Row) { r.Tokens = []int32{101} }, "token 101, the vocabulary has 101"},
+		"too many tokens":      {func(r *Row) { r.Tokens = make([]int32, 41) }, "batch of 41 tokens, at most 40"},
+		"targets":              {func(r *Row) { r.Targets = []int32{1} }, "1 targets and 0 scores for 2 tokens"},
+		"temperature":          {func(r *Row) { r.Sample.Temperature = float32(math.NaN()) }, "not a finite number"},
+		"negative temperature": {func(r *Row) { r.Sample.Temperature = -1 }, "temperature -1"},
+		"min_p":                {func(r *Row) { r.Sample.MinP = 2 }, "min_p 2"},
+		"repetition":           {func(r *Row) { r.Sample.Repetition = -1 }, "repetition penalty -1"},
+		"no history":           {func(r *Row) { r.Sample.Presence, r.Index = 1, 1 }, "history of 0 tokens, 1 of them output"},
+		"bias":                 {func(r *Row) { r.Sample.LogitBias = []Bias{{101, 1}} }, "token 101"},
+		"infinite bias":        {func(r *Row) { r.Sample.LogitBias = []Bias{{1, float32(math.Inf(-1))}} }, "bias -Inf"},
+		"log-probabilities":    {func(r *Row) { r.Sample.Logprobs = 1000 }, "1000 log-probabilities"},
+	} {
+		r := ok()
+		c.change(&r)
+		err := e.Run(&Batch{Rows: []Row{r}})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q in it", name, err, c.want)
+		}
+		r = ok()
+		run(t, e, r) // the engine goes on
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	w := smallWeights(kernels.Q8_0)
+	for _, c := range []Config{
+		{Pages: 0, PageSize: 16}, {Pages: 1, PageSize: 0}, {Pages: 1, PageSize: 16, TP: 3}, {Pages: 1, PageSize: 16, TP: -1},
+		{Pages: 1, PageSize: 16, KVDType: "q8_0"}, {Pages: 1, PageSize: 16, Context: 701}, {Pages: 1, PageSize: 16, Threads: -1},
+		{Pages: 1, PageSize: 16, Precision: "f64"}, {Pages: math.MaxInt32, PageSize: 4096}, {Pages: 1, PageSize: 16, MaxBatchTokens: 1 << 30},
+	} {
+		if e, err := New(w, c); err == nil {
+			e.Close()
+			t.Errorf("New took %+v", c)
+		}
+	}
+}
+
+// TestDamage: KV that is not a number ends the row that reads it, by name.
+func TestDamage(t *testing.T) {
+	e := newCPU(t, smallWeights(kernels.Q4_1), Config{Pages: 8, PageSize: 16})
+	run(t, e, Row{Tokens: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, Pages: pages(0, 4)})
+	v := e.Memory(0).Extent(1, 0, 2, 1)
+	binary.LittleEndian.PutUint16(v[16*16*2:], 0x7e00)
+	var re *RowError
+	err := e.Run(&Batch{Rows: []Row{
+		{Tokens: []int32{1}, Pages: pages(4, 1), Sample: &Sampling{}},
+		{Tokens: []int32{1}, Start: 10, Pages: pages(0, 1), Sample: &Sampling{}},
+	}})
+	if !errors.As(err, &re) || re.Row != 1 || !strings.Contains(err.Error(), "NaN") {
+		t.Errorf("error %v, want NaN in row 1", err)
+	}
+}
+
+func TestFingerprint(t *testing.T) {
+	w := smallWeights(kernels.Q8_0)
+	base := Config{Pages: 8, PageSize: 16}
+	print := func(c Config) string { return newCPU(t, w, c).Fingerprint() }
+	if print(base) != print(Config{Pages: 9, PageSize: 32, TP: 2, Threads: 2, MaxBatchTokens: 9}) {
+		t.Error("it depends on what changes no bit")
+	}
+	for _, c := range []Config{{Pages: 8, PageSize: 16, Context: 5}, {Pages: 8, PageSize: 16, KVDType: "f32"}, {Pages: 8, PageSize: 16, Precision: "f32"}} {
+		if print(base) == print(c) {
+			t.Errorf("%+v has the same", c)
+		}
+	}
+}
+
+func TestAllocates(t *testing.T) {
+	for _, typ := range []kernels.Type{kernels.F16, kernels.Q4_1} {
+		e := newCPU(t, smallWeights(typ), Config{Pages: 30, PageSize: 16, Threads: 2})
+		b := &Batch{Rows: []Row{
+			{Tokens: text(80, 1)[:1], Start: 40, Index: 3, Pages: pages(0, 10), Sample: &Sampling{
+				Temperature: 1, TopK: 20, TopP: 0.9, Logprobs: 5, Presence: 1, Repetition: 1.1, LogitBias: []Bias{{3, 1}},
+			}, History: []int32{1, 2, 3, 4}},
+			{Tokens: make([]int32, 70), Pages: pages(10, 10), Sample: &Sampling{Logprobs: -1}},
+		}, LayerDone: func(int) {}}
+		if n := testing.AllocsPerRun(20, func() {
+			if err := e.Run(b); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("a batch allocates %v times", n)
+		}
+	}
+}
+
+// TestClose closes an engine that is running, from another goroutine.
+func TestClose(t *testing.T) {
+	e := newCPU(t, smallWeights(kernels.Q8_0), Config{Pages: 8, PageSize: 16, Threads: 3})
+	var wg sync.WaitGroup
+	b := &Batch{Rows: []Row{{Tokens: []int32{1}, Pages: pages(0, 1)}}}
+	b.LayerDone = func(l int) {
+		if l == 0 {
+			wg.Go(e.Close)
+			for !e.closed.Load() { // Close has begun
+			}
+		}
+	}
+	if err := e.Run(b); !errors.Is(err, ErrClosed) {
+		t.Errorf("Run ended with %v", err)
+	}
+	wg.Wait()
+	e.Close()
+	if err := e.Run(b); !errors.Is(err, ErrClosed) {
+		t.Errorf("Run after Close ended with %v", err)
+	}
+}
+
+func TestExtentPanics(t *testing.T) {
+	e := newCPU(t, smallWeights(kernels.Q8_0), Config{Pages: 8, PageSize: 16, TP: 2})
+	if n := len(e.Memory(1).Extent(1, 7, 0, 2)); n != 2*16*64 {
+		t.Errorf("extent of %d bytes", n)
+	}
+	for _, c := range [][4]int{{2, 0, 0, 1}, {-1, 0, 0, 1}, {0, 8, 0, 1}, {0, -1, 0, 1}, {0, 0, 1, 2}, {0, 0, -1, 1}, {0, 0, 0, 0}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("extent %v exists", c)
+				}
+			}()
+			e.Memory(0).Extent(c[0], kv.Page(c[1]), c[2], c[3])
+		}()
+	}
+}
+
+// TestCrew runs phases of many sizes and counts their tiles.
+func TestCrew(t *testing.T) {
+	for _, threads := range []int{1, 2, 5} {
+		c := newCrew(threads)
+		for n := range 300 {
+			hits := make([]int32, n)
+			c.run(n, func(tile, worker int) {
+				if worker < 0 || worker >= threads {
+					t.Errorf("worker %d of %d", worker, threads)
+				}
+				hits[tile]++
+			})
+			for i, h := range hits {
+				if h != 1 {
+					t.Fatalf("%d threads: tile %d of %d ran %d times", threads, i, n, h)
+				}
+			}
+		}
+		c.close()
+	}
+}
