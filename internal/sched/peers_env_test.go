@@ -552,8 +552,21 @@ func (e *peersEnv) check(t interface {
 		if (at[needInfo] > 0) != pr.info.isOpen && p.fatal == nil {
 			t.Fatalf("record %s: %d wait for its parallel info, episode open %v", pr.addr, at[needInfo], pr.info.isOpen)
 		}
-		if pr.info.isOpen && !pr.info.inFlight() && !pr.info.alarm.isSet() && p.fatal == nil {
+		// Whatever somebody waits for is on its way.
+		coming := func(pc *pacer) bool { return p.fatal != nil || pc.isOpen && (pc.inFlight() || pc.alarm.isSet()) }
+		if at[needInfo] > 0 && !coming(&pr.info.pacer) {
 			t.Fatalf("record %s: nothing will ever come of its fetch", pr.addr)
+		}
+		if at[needRank] > 0 && !coming(&pr.query.pacer) {
+			t.Fatalf("record %s: nothing will ever come of its query", pr.addr)
+		}
+		for _, s := range pr.sets {
+			judged := slices.ContainsFunc(s.pairs, func(pa *pair) bool { return pa.spent >= p.cfg.Attempts && coming(&pa.pacer) })
+			for _, pa := range s.pairs {
+				if s.at[needLinks] > 0 && !judged && pa.link == 0 && !coming(&pa.pacer) && (pa.rank.target != "" || !coming(&pa.rank.pacer)) {
+					t.Fatalf("record %s: nothing will ever come of our %d's link to %v", pr.addr, pa.local, pa.rank.key)
+				}
+			}
 		}
 	}
 	if claims != len(p.claims) || unresolved != p.unresolved {

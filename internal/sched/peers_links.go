@@ -70,11 +70,11 @@ func (p *Peers) advance(now time.Duration, s *linkSet) {
 	s.active = true
 	for _, pa := range s.pairs {
 		switch {
-		case pa.link != 0 || pa.inFlight():
+		case pa.link != 0:
 		case pa.isOpen && pa.spent >= p.cfg.Attempts: // nothing left to do but to be judged
-		case pa.rank.target == "":
+		case pa.rank.target == "" && !pa.inFlight():
 			p.open(now, &pa.rank.pacer)
-		default:
+		default: // one in flight may be left of an earlier episode, and cancelled
 			p.open(now, &pa.pacer)
 			p.pace(now, &pa.pacer)
 		}
@@ -165,9 +165,6 @@ func (p *Peers) linkEnded(now time.Duration, pa *pair, cause string) {
 	s, complete := pa.set, pa.set.complete()
 	lived := now - pa.upAt
 	p.linkDown(pa)
-	if s.kept || s.closed {
-		return
-	}
 	if complete {
 		for c := s.peer.head; c != nil; c = c.next {
 			if c.stage == isLinked && c.set == s {

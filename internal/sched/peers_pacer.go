@@ -130,7 +130,7 @@ func (p *Peers) open(now time.Duration, pc *pacer) {
 	if pc.isOpen {
 		return
 	}
-	pc.isOpen, pc.charge = true, false
+	pc.isOpen = true
 	pc.spent, pc.starts, pc.cause = 0, 0, ""
 	p.pace(now, pc)
 }

@@ -115,6 +115,49 @@ func TestVerdictsStayValid(t *testing.T) {
 	}
 }
 
+// TestTickIsBounded: a thousand deadlines that pass at once are judged over
+// several turns, each of them due at once.
+func TestTickIsBounded(t *testing.T) {
+	p, actions := crowd(t)
+	d := &PeerDone{Fault: PeerFault}
+	turns, ended := 0, 0
+	failAll(p, 5*time.Second, actions, d, func() { turns++ })
+	if want := 1000/tickMax + 1; turns != want {
+		t.Errorf("1,000 deadlines took %d turns, want %d", turns, want)
+	}
+	p, actions = crowd(t)
+	p.cfg.Attempts = 1
+	for _, a := range actions {
+		p.Step(0, &PeerDone{Kind: a.Kind, ID: a.ID, Gen: a.Gen, Fault: PeerFault})
+	}
+	for p.Deadline() <= time.Second {
+		p.Tick(time.Second)
+		n := len(p.Verdicts())
+		if n > tickMax+p.cfg.MaxPerAddr {
+			t.Errorf("%d verdicts in one turn", n)
+		}
+		ended += n
+	}
+	if ended != 4096 {
+		t.Errorf("%d of 4,096 requests ended", ended)
+	}
+}
+
+// TestDeadIDsAreBounded: an address behind which ever other instances appear
+// costs no ever growing memory.
+func TestDeadIDsAreBounded(t *testing.T) {
+	p := known(t, PeersConfig{}, "p")
+	pr := p.peers["p"]
+	for i := range 3 * maxDead {
+		pr.instance = fmt.Sprintf("i%d", i)
+		p.replaced(0, pr, "next")
+	}
+	last := fmt.Sprintf("i%d", 3*maxDead-1)
+	if len(pr.dead) != maxDead || !pr.isDead(last) || pr.isDead("i0") {
+		t.Errorf("dead ids %v", pr.dead)
+	}
+}
+
 func TestWantTwice(t *testing.T) {
 	p := NewPeers(PeersConfig{})
 	if err := p.Want(0, Want{Req: 1, Addr: "p", DPRank: -1}); err != nil {
