@@ -1,7 +1,11 @@
 package worker
 
 import (
+	"cmp"
+	"fmt"
 	"log/slog"
+	"runtime"
+	"slices"
 	"time"
 )
 
@@ -77,4 +81,95 @@ type Config struct {
 	StreamOutput bool   // deltas instead of cumulative chunks on /generate
 
 	Log *slog.Logger // must never block: see NewLogHandler [discard]
+}
+
+// defaults fills in what was left zero.
+func (c *Config) defaults() {
+	c.Listen = cmp.Or(c.Listen, map[Role]string{Prefill: "127.0.0.1:30000", Decode: "127.0.0.1:30100", Serve: "127.0.0.1:8000"}[c.Role])
+	c.Drain = cmp.Or(c.Drain, 20*time.Second)
+	c.Engine = cmp.Or(c.Engine, "cpu")
+	c.Threads = cmp.Or(c.Threads, runtime.NumCPU())
+	c.Kernels = cmp.Or(c.Kernels, "auto")
+	c.Precision = cmp.Or(c.Precision, "native")
+	c.TP, c.DP = cmp.Or(c.TP, 1), cmp.Or(c.DP, 1)
+	c.PageSize = cmp.Or(c.PageSize, 16)
+	if c.KVDType == "" {
+		c.KVDType = map[bool]string{true: "f32", false: "f16"}[c.Precision == "f32"]
+	}
+	c.KVMemory = cmp.Or(c.KVMemory, 512<<20)
+	c.MaxRunning = cmp.Or(c.MaxRunning, 64)
+	c.MaxQueued = cmp.Or(c.MaxQueued, 512)
+	c.Chunk = cmp.Or(c.Chunk, 512)
+	c.RequestTimeout = cmp.Or(c.RequestTimeout, 600*time.Second)
+	c.BootstrapListen = cmp.Or(c.BootstrapListen, "127.0.0.1:8998")
+	c.KVListen = cmp.Or(c.KVListen, "127.0.0.1:0")
+	c.BootstrapTimeout = cmp.Or(c.BootstrapTimeout, 300*time.Second)
+	c.KVTimeout = cmp.Or(c.KVTimeout, 30*time.Second)
+	c.ParallelInfoTimeout = cmp.Or(c.ParallelInfoTimeout, 5*time.Second)
+	c.ParallelInfoAttempts = cmp.Or(c.ParallelInfoAttempts, 15)
+	c.ParallelInfoInterval = cmp.Or(c.ParallelInfoInterval, time.Second)
+	c.HeartbeatInterval = cmp.Or(c.HeartbeatInterval, 5*time.Second)
+	c.HeartbeatFailures = cmp.Or(c.HeartbeatFailures, 2)
+	c.OnMismatch = cmp.Or(c.OnMismatch, "fatal")
+	c.ResolveTimeout = cmp.Or(c.ResolveTimeout, 120*time.Second)
+	c.HealthWindow = cmp.Or(c.HealthWindow, 20*time.Second)
+	c.SimPrefillRate = cmp.Or(c.SimPrefillRate, 20000)
+	c.SimDecodeBase = cmp.Or(c.SimDecodeBase, 8*time.Millisecond)
+	c.SimDecodePerSeq = cmp.Or(c.SimDecodePerSeq, 100*time.Microsecond)
+	c.SimKVBytes = cmp.Or(c.SimKVBytes, 2048)
+	if c.PeerToken == "" && len(c.Tokens) > 0 {
+		c.PeerToken = c.Tokens[0]
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// check refuses what no worker can run with. Sizes that depend on the model
+// are checked by the engine.
+func (c *Config) check() error {
+	oneOf := func(flag, v string, words ...string) error {
+		if slices.Contains(words, v) {
+			return nil
+		}
+		return fmt.Errorf("%s %q is unknown: want one of %v", flag, v, words)
+	}
+	for _, err := range []error{
+		oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Serve)),
+		oneOf("--engine", c.Engine, "cpu", "sim"),
+		oneOf("--kernels", c.Kernels, "auto", "portable", "avx2", "avx512"),
+		oneOf("--precision", c.Precision, "native", "f32"),
+		oneOf("--kv-dtype", c.KVDType, "f16", "f32", "q8_0"),
+		oneOf("--on-mismatch", c.OnMismatch, "fatal", "reject"),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	for _, n := range []struct {
+		flag    string
+		v, high int
+	}{
+		{"--threads", c.Threads, 1024}, {"--tp", c.TP, 1024}, {"--dp", c.DP, 1024}, {"--page-size", c.PageSize, 4096},
+		{"--max-running", c.MaxRunning, 1 << 16}, {"--max-queued", c.MaxQueued, 1 << 20}, {"--chunk", c.Chunk, 1 << 16},
+		{"--parallel-info-attempts", c.ParallelInfoAttempts, 1 << 20}, {"--heartbeat-failures", c.HeartbeatFailures, 1 << 20},
+	} {
+		if n.v < 1 || n.v > n.high {
+			return fmt.Errorf("%s is %d: want 1 to %d", n.flag, n.v, n.high)
+		}
+	}
+	for _, d := range []struct {
+		flag string
+		v    time.Duration
+	}{
+		{"--drain", c.Drain}, {"--request-timeout", c.RequestTimeout}, {"--bootstrap-timeout", c.BootstrapTimeout},
+		{"--kv-timeout", c.KVTimeout}, {"--parallel-info-timeout", c.ParallelInfoTimeout},
+		{"--parallel-info-interval", c.ParallelInfoInterval}, {"--heartbeat-interval", c.HeartbeatInterval},
+		{"--resolve-timeout", c.ResolveTimeout}, {"--health-window", c.HealthWindow},
+	} {
+		if d.v <= 0 {
+			return fmt.Errorf("%s is %v: want more than 0", d.flag, d.v)
+		}
+	}
+	return nil
 }

@@ -56,9 +56,6 @@ func decodeSampling(b []byte, vocab int) (engine.Sampling, error) {
 	u32 := func() uint32 { at += 4; return le.Uint32(b[at-4:]) }
 	for _, f := range []*float32{&s.Temperature, &s.TopP, &s.MinP, &s.Presence, &s.Frequency, &s.Repetition} {
 		*f = math.Float32frombits(u32())
-		if math.IsNaN(float64(*f)) || math.IsInf(float64(*f), 0) {
-			return s, fmt.Errorf("sampling holds a number that is not finite")
-		}
 	}
 	for _, i := range []*int{&s.TopK, &s.Choice, &s.Logprobs} {
 		*i = int(int32(u32()))
@@ -70,16 +67,24 @@ func decodeSampling(b []byte, vocab int) (engine.Sampling, error) {
 		return s, fmt.Errorf("sampling of %d bytes cannot hold %d logit biases", len(b), n)
 	}
 	for range n {
-		x := engine.Bias{ID: int32(u32()), Add: math.Float32frombits(u32())}
-		if x.ID < 0 || int(x.ID) >= vocab || math.IsNaN(float64(x.Add)) || math.IsInf(float64(x.Add), 0) {
-			return s, fmt.Errorf("sampling holds a logit bias for token %d, the vocabulary has %d", x.ID, vocab)
-		}
-		s.LogitBias = append(s.LogitBias, x)
+		s.LogitBias = append(s.LogitBias, engine.Bias{ID: int32(u32()), Add: math.Float32frombits(u32())})
 	}
-	return s, checkSampling(&s)
+	return s, checkSampling(&s, vocab)
 }
 
-func checkSampling(s *engine.Sampling) error {
+// checkSampling refuses what the engine would refuse, and with it the whole
+// batch around it.
+func checkSampling(s *engine.Sampling, vocab int) error {
+	for _, f := range []float32{s.Temperature, s.TopP, s.MinP, s.Presence, s.Frequency, s.Repetition} {
+		if math.IsNaN(float64(f)) || math.IsInf(float64(f), 0) {
+			return fmt.Errorf("sampling holds a number that is not finite")
+		}
+	}
+	for _, x := range s.LogitBias {
+		if x.ID < 0 || int(x.ID) >= vocab || math.IsNaN(float64(x.Add)) || math.IsInf(float64(x.Add), 0) {
+			return fmt.Errorf("logit bias %v for token %d, the vocabulary has %d", x.Add, x.ID, vocab)
+		}
+	}
 	switch {
 	case s.Temperature < 0, s.TopP < 0, s.MinP < 0 || s.MinP > 1, s.Repetition < 0:
 		return fmt.Errorf("sampling is out of range: temperature %v, top_p %v, min_p %v, repetition_penalty %v",

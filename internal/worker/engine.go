@@ -1,0 +1,103 @@
+package worker
+
+import (
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/sched"
+)
+
+// batcher runs batches on the engine, one at a time, on its own goroutine: the
+// only one that the engine's Run is called from. A core has at most one batch
+// outstanding and a loop at most two cores, so the queue cannot be full.
+type batcher struct {
+	eng   engine.Engine
+	queue chan *pass
+	out   *inbox
+	idle  chan struct{} // closed when run has returned
+}
+
+// pass is a core's batch on its way through the engine and back. Each core has
+// one, and its memory is reused: the loop fills it and sends it off, and owns
+// it again when it comes back as a message.
+type pass struct {
+	core interface {
+		Step(time.Duration, sched.Event)
+	}
+	batch engine.Batch
+	rows  []sched.BatchRow // the core's, for LayerDone
+	done  sched.BatchDone
+	out   bool // it is with the engine; kept by the loop
+}
+
+func newBatcher(eng engine.Engine, out *inbox) *batcher {
+	return &batcher{eng: eng, queue: make(chan *pass, 2), out: out, idle: make(chan struct{})}
+}
+
+// start sends a pass off. It never blocks.
+func (b *batcher) start(p *pass) {
+	p.out = true
+	select {
+	case b.queue <- p:
+	default:
+		panic("worker: a core started a batch while its last one is outstanding")
+	}
+}
+
+// run serves until close.
+func (b *batcher) run() {
+	defer close(b.idle)
+	for p := range b.queue {
+		p.run(b.eng)
+		b.out.push(p)
+	}
+}
+
+// close ends run and the engine. Only the loop starts batches, so it must have
+// returned. A batch under way is cut short.
+func (b *batcher) close() {
+	close(b.queue)
+	b.eng.Close()
+	<-b.idle
+}
+
+func (p *pass) run(eng engine.Engine) {
+	err := eng.Run(&p.batch)
+	p.done.Err = nil
+	if err != nil {
+		p.done.Err = &sched.Error{Code: sched.Internal, Message: "the engine failed: " + err.Error()}
+	}
+	p.done.Tokens = p.done.Tokens[:0]
+	for i := range p.batch.Rows {
+		token := int32(-1)
+		if p.batch.Rows[i].Sample != nil && err == nil {
+			token = p.batch.Rows[i].Out.Token
+		}
+		p.done.Tokens = append(p.done.Tokens, token)
+	}
+}
+
+// load fills the pass with a core's batch.
+func (p *pass) load(b *sched.Batch, open map[sched.ReqID]*request) {
+	p.done.Batch = b.ID
+	p.rows = b.Rows
+	if n := len(b.Rows); n > cap(p.batch.Rows) {
+		p.batch.Rows = append(p.batch.Rows[:cap(p.batch.Rows)], make([]engine.Row, n-cap(p.batch.Rows))...)
+	} else {
+		p.batch.Rows = p.batch.Rows[:n]
+	}
+	for i := range b.Rows {
+		r, row := &b.Rows[i], &p.batch.Rows[i]
+		top := row.Out.Top // the engine's to reuse
+		*row = engine.Row{Tokens: r.Tokens, Start: r.Start, Pages: r.Pages}
+		row.Out.Top = top
+		q := open[r.Req]
+		if r.Sample {
+			row.Sample, row.Index, row.History = &q.sampling, r.Index, q.history
+		}
+		if q.targets != nil && b.Prefill && q.emitted == 0 {
+			end := r.Start + len(r.Tokens)
+			row.Targets, row.Scores = q.targets[r.Start:end], q.scores[r.Start:end]
+		}
+	}
+}

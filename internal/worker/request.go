@@ -1,0 +1,157 @@
+package worker
+
+import (
+	"slices"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/sched"
+	"github.com/metronome-serve/metronome/internal/transfer"
+)
+
+// request is what a loop keeps of one open request beside its core: what the
+// engine and the reader need and scheduling does not.
+type request struct {
+	id       sched.ReqID
+	job      *Job // nil: a prefill for RECOMPUTE, which has no HTTP leg here
+	prompt   []int32
+	room     int64
+	sampling engine.Sampling
+	history  []int32 // prompt and output so far, where sampling has penalties
+	began    time.Duration
+	deadline time.Duration
+	emitted  int
+
+	// targets and scores are those of engine.Row for the whole prompt, where
+	// the job wants the prompt's log-probabilities.
+	targets []int32
+	scores  []float32
+
+	// first is the output token that did not come from a decode batch: with
+	// FIRST, or from the prefill core of serve. cached came with it.
+	first  engine.Output
+	cached int
+
+	stopAt int // index of a StopAt, or -1: later tokens do not count, wherever the core stands
+}
+
+func newRequest(j *Job, began, deadline time.Duration) *request {
+	q := &request{
+		id: j.id, job: j, prompt: j.Prompt, room: j.Room, sampling: j.Sampling,
+		began: began, deadline: deadline, stopAt: -1,
+	}
+	if q.sampling.NeedsHistory() {
+		q.history = append(make([]int32, 0, len(j.Prompt)+j.MaxTokens), j.Prompt...)
+	}
+	if j.ScorePrompt {
+		q.targets = append(slices.Clone(j.Prompt[1:]), -1)
+		q.scores = make([]float32, len(j.Prompt))
+	}
+	return q
+}
+
+// maxHit is how many prompt tokens may come from the prefix cache: at least
+// one token must be computed, and all whose successors are to be scored.
+func (q *request) maxHit() int {
+	if q.targets != nil {
+		return 0
+	}
+	return len(q.prompt) - 1
+}
+
+// put gives one output token to the reader.
+func (q *request) put(out engine.Output, index int) {
+	if q.history != nil {
+		q.history = append(q.history, out.Token)
+	}
+	q.emitted = index + 1
+	if q.job == nil {
+		return
+	}
+	it := Item{Out: out, Index: index}
+	if index == 0 {
+		it.Cached = q.cached
+		if q.scores != nil {
+			it.Prompt = q.scores[:len(q.scores)-1]
+		}
+	}
+	q.job.Box.put(it)
+}
+
+// output is what the engine drew in a row of the pass just done. The engine
+// reuses the row's memory, the reader keeps what it is given.
+func (p *pass) output(row int) engine.Output {
+	out := p.batch.Rows[row].Out
+	if len(out.Top) > 0 {
+		out.Top = slices.Clone(out.Top)
+	}
+	return out
+}
+
+// submit opens a request.
+func (l *loop) submit(now time.Duration, q *request) {
+	l.open[q.id] = q
+	l.metrics.Prompt.Add(float64(len(q.prompt)))
+	if l.prefill != nil {
+		s := &sched.SubmitPrefill{Req: q.id, Prompt: q.prompt, Room: q.room, MaxHit: q.maxHit(), Deadline: q.deadline}
+		if l.decode != nil {
+			s.MaxTokens = q.job.MaxTokens
+		}
+		l.prefill.core.Step(now, s)
+		return
+	}
+	l.decode.core.Step(now, q.decodeSubmit())
+}
+
+func (q *request) decodeSubmit() *sched.Submit {
+	j := q.job
+	return &sched.Submit{
+		Req: q.id, Prompt: q.prompt, MaxTokens: j.MaxTokens, StopIDs: j.StopIDs,
+		Addr: j.Addr, Room: q.room, DPRank: j.DPRank, Deadline: q.deadline,
+	}
+}
+
+// stopAt passes a reader's verdict on. Which core has the request is not known here.
+func (l *loop) stopAt(now time.Duration, s *sched.StopAt) {
+	if q := l.open[s.Req]; q != nil && q.stopAt < 0 {
+		q.stopAt = s.Index
+	}
+	l.step(now, s)
+}
+
+// finish ends a request. Exactly one comes for each.
+func (l *loop) finish(f *sched.Finish) {
+	q := l.open[f.Req]
+	delete(l.open, f.Req)
+	if q == nil || q.job == nil {
+		return
+	}
+	n := f.Completion
+	if f.Reason == sched.Stop && q.stopAt >= 0 {
+		n = min(n, q.stopAt)
+	}
+	l.metrics.Generation.Add(float64(n))
+	l.metrics.Cached.Add(float64(q.cached))
+	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: n}})
+	l.release()
+}
+
+func reason(r sched.Reason) string {
+	switch r {
+	case sched.Stop:
+		return EndStop
+	case sched.Length:
+		return EndLength
+	case sched.Prefilled:
+		return EndPrefilled
+	}
+	return EndFailed
+}
+
+func firstOutput(f *transfer.First) engine.Output {
+	out := engine.Output{Token: f.Token, Logprob: f.Logprob}
+	for _, t := range f.Top {
+		out.Top = append(out.Top, engine.TokenLogprob(t))
+	}
+	return out
+}
