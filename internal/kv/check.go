@@ -47,6 +47,9 @@ func (p *Pool) Check() error {
 		if leaf != (n.pos >= 0) || leaf && p.leaves[n.pos] != g {
 			return fmt.Errorf("kv: page %d: leaf %v, place %d", g, leaf, n.pos)
 		}
+		if n.pos > 0 && p.pages[p.leaves[(n.pos-1)/2]].used > n.used {
+			return fmt.Errorf("kv: page %d was used before the leaf that is to go before it", g)
+		}
 	}
 	for i := range p.pages {
 		if n := &p.pages[i]; n.kids != kids[i] || n.busyKids != busyKids[i] {
