@@ -57,13 +57,13 @@ func (g *page) busy() bool { return g.refs > 0 || g.holds > 0 || g.busyKids > 0 
 
 // Pool accounts for the pages of one arena. It is owned by one goroutine.
 type Pool struct {
-	size     int // tokens of a page
-	seed     uint64
-	pages    []page
-	free     []Page // a stack
-	count    Count
-	reserve  int
-	releases uint64
+	size    int // tokens of a page
+	seed    uint64
+	pages   []page
+	free    []Page // a stack
+	count   Count
+	reserve int
+	chances uint64
 
 	tokens    []int32 // of the indexed pages, size for each; made at the first Insert
 	buckets   []Page
@@ -105,14 +105,19 @@ func (p *Pool) Available() int { return len(p.free) + p.evictable }
 
 // SetReserve says how many available pages admission must leave for sequences
 // that run already. Extend does not look at it; whoever admits does.
-func (p *Pool) SetReserve(pages int) { p.reserve = pages }
+func (p *Pool) SetReserve(pages int) {
+	if pages < p.reserve {
+		p.chances++
+	}
+	p.reserve = pages
+}
 
 // Reserved is what SetReserve has set.
 func (p *Pool) Reserved() int { return p.reserve }
 
-// Releases counts the calls of Release and Lift. While it stands still, no
-// page has become available.
-func (p *Pool) Releases() uint64 { return p.releases }
+// Chances counts what may let somebody be admitted who was not before: pages
+// that come back, a reserve that shrinks, pages that can be shared.
+func (p *Pool) Chances() uint64 { return p.chances }
 
 // State of one page.
 func (p *Pool) State(g Page) State { return p.pages[g].state() }
@@ -185,7 +190,7 @@ func (p *Pool) Lift(t *BlockTable) {
 // drop takes one reference or hold from each page, the deepest first, so that
 // each is idle before its parent is asked.
 func (p *Pool) drop(t *BlockTable) {
-	p.releases++
+	p.chances++
 	for _, g := range slices.Backward(t.pages) {
 		n := &p.pages[g]
 		was := n.state()

@@ -98,7 +98,7 @@ func (p *Pool) swap(t *BlockTable, i int, g Page) {
 	n.refs = 0
 	p.recount(Owned, Free)
 	p.free = append(p.free, old)
-	p.releases++
+	p.chances++
 	t.pages = append(make([]Page, 0, cap(t.pages)), t.pages...)
 	t.pages[i] = g
 }
@@ -111,6 +111,7 @@ func (p *Pool) index(g, at Page, h uint64, run []int32) {
 	}
 	copy(p.run(g), run)
 	b := &p.buckets[h&uint64(len(p.buckets)-1)]
+	p.chances++
 	n.indexed, n.hash, n.parent, n.next = true, h, at, *b
 	*b = g
 	if at != none {

@@ -211,7 +211,7 @@ func (d *Decode) tick() {
 	for t := d.timers.passed(d.now); t != nil; t = d.timers.passed(d.now) {
 		r := t.owner
 		if r.deadline <= d.now {
-			e := errorf(DeadlineExceeded, "the request's time ran out while it was %s", r.phase)
+			e := errorf(DeadlineExceeded, "the request's time ran out in phase %s", r.phase)
 			e.NoWork = !r.granted && r.output() == 0
 			d.fail(r, e)
 			continue
@@ -516,6 +516,7 @@ func (d *Decode) forget(r *decodeReq) {
 // touch go to quarantine: until the grant has quiesced, or the batch is done.
 func (d *Decode) yield(r *decodeReq) {
 	r.silent = Never
+	d.stuck = stuck[*decodeReq]{} // less growth is to be reserved now
 	if g := r.grant; g != nil {
 		if !g.failed {
 			d.ready.Revokes = append(d.ready.Revokes, g.id)

@@ -193,7 +193,7 @@ func (p *Prefill) tick() {
 	for t := p.timers.passed(p.now); t != nil; t = p.timers.passed(p.now) {
 		r := t.owner
 		if r.deadline <= p.now {
-			e := errorf(DeadlineExceeded, "the request's time ran out while it was %s", r.phase)
+			e := errorf(DeadlineExceeded, "the request's time ran out in phase %s", r.phase)
 			e.NoWork = r.phase == Bootstrapping || r.phase == Queued
 			p.fail(r, e)
 			continue
@@ -335,6 +335,7 @@ func (p *Prefill) granted(r *prefillReq, g *RoomGranted) {
 		return
 	}
 	r.granted, r.key, r.bootstrap = true, g.Key, Never
+	p.stuck = stuck[*prefillReq]{} // what it could not have, it may take from others now
 	p.keys[g.Key] = r
 	p.arm(r)
 	if r.phase == Bootstrapping {

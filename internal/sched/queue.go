@@ -54,14 +54,14 @@ func (q *queue[T]) last() (r T) {
 }
 
 // stuck remembers that the oldest request that is ready found too few pages,
-// so that turns in which none came back do not try it again.
+// so that turns in which nothing has got better do not try it again.
 type stuck[T any] struct {
-	req      T
-	releases uint64
-	reserve  int
+	req     T
+	chances uint64
+	reserve int
 }
 
-func stuckAt[T any](r T, p *kv.Pool) stuck[T] { return stuck[T]{r, p.Releases(), p.Reserved()} }
+func stuckAt[T any](r T, p *kv.Pool) stuck[T] { return stuck[T]{r, p.Chances(), p.Reserved()} }
 
 // timer is one deadline of its owner, which embeds it.
 type timer[T any] struct {

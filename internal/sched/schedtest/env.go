@@ -89,9 +89,11 @@ func (e *Env) Both(ev sched.Event) {
 }
 
 // Turn empties the inboxes, lets the cores judge their deadlines and acts on
-// what they want, until nobody has anything more to say at this moment.
+// what they want, until nobody has anything more to say at this moment and no
+// core has given pages back that the other may be waiting for.
 func (e *Env) Turn() error {
 	for {
+		seen := e.Pool.Chances()
 		if e.P != nil {
 			e.turnP()
 		}
@@ -101,10 +103,30 @@ func (e *Env) Turn() error {
 		if err := e.check(); err != nil {
 			return err
 		}
-		if len(e.toD)+len(e.toP) == 0 {
-			return nil
+		if len(e.toD)+len(e.toP) == 0 && e.Pool.Chances() == seen {
+			return e.asleep()
 		}
 	}
+}
+
+// asleep checks that no wake-up is lost: when nothing has happened since the
+// last turn, nobody wants anything more.
+func (e *Env) asleep() error {
+	if e.P != nil {
+		e.P.Step(e.Now, &sched.Tick{})
+		if s := e.P.Ready().String(); s != "" {
+			return fmt.Errorf("schedtest: without any news the prefill core wants\n%s", s)
+		}
+	}
+	if e.D != nil {
+		e.D.Step(e.Now, &sched.Tick{})
+		r := *e.D.Ready()
+		r.Fatal = nil // sticky
+		if s := r.String(); s != "" {
+			return fmt.Errorf("schedtest: without any news the decode core wants\n%s", s)
+		}
+	}
+	return nil
 }
 
 func (e *Env) check() error {
@@ -122,7 +144,7 @@ func (e *Env) turnD() {
 	e.toD = nil
 	for _, ev := range evs {
 		e.Oracle.DecodeEvent(ev)
-		if _, ok := ev.(*sched.BatchDone); ok {
+		if b, ok := ev.(*sched.BatchDone); ok && e.DBatch != nil && b.Batch == e.DBatch.ID {
 			e.DBatch = nil
 		}
 		e.D.Step(e.Now, ev)
@@ -158,7 +180,7 @@ func (e *Env) turnP() {
 	e.toP = nil
 	for _, ev := range evs {
 		e.Oracle.PrefillEvent(ev)
-		if _, ok := ev.(*sched.BatchDone); ok {
+		if b, ok := ev.(*sched.BatchDone); ok && e.PBatch != nil && b.Batch == e.PBatch.ID {
 			e.PBatch = nil
 		}
 		e.P.Step(e.Now, ev)

@@ -136,7 +136,7 @@ func (o *Oracle) PrefillEvent(ev sched.Event) {
 			o.Submitted(ev.Req)
 		}
 	case *sched.Received:
-		if s := o.sends[ev.Req]; s != nil {
+		if s := o.sends[ev.Req]; s != nil && s.first && s.bound { // else D lies
 			s.received = true
 		}
 	case *sched.SendQuiesced:

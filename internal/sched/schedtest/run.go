@@ -167,7 +167,7 @@ func (s *Script) submit() error {
 
 func (s *Script) batchDone() error {
 	b, to := s.env.DBatch, s.env.ToD
-	if b == nil && s.env.PBatch != nil || s.str("core", "") == "prefill" {
+	if b == nil && s.env.PBatch != nil || s.env.D == nil || s.str("core", "") == "prefill" {
 		b, to = s.env.PBatch, s.env.ToP
 	}
 	done := &sched.BatchDone{Batch: sched.BatchID(s.num("id", 0))}
@@ -307,6 +307,9 @@ func (s *Script) ids(key string) []int32 {
 	}
 	var ids []int32
 	for _, v := range a.Vals {
+		if v == "" {
+			continue // tokens=()
+		}
 		n, err := strconv.Atoi(strings.TrimSpace(v))
 		if err != nil {
 			panic(fmt.Sprintf("%s: %s: %v", s.td.Pos, key, err))
