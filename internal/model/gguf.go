@@ -147,7 +147,7 @@ func parse(path string, data []byte) (*File, error) {
 	if f.Arch, ok, err = f.text("general.architecture"); err != nil {
 		return nil, err
 	} else if !ok || f.Arch == "" {
-		return nil, f.errorf("key general.architecture is missing")
+		return nil, f.errorf("key \"general.architecture\" is missing")
 	}
 	f.print = sync.OnceValue(f.fingerprint)
 	return f, nil
@@ -164,7 +164,7 @@ func (f *File) place(infos []tensorInfo, end int) error {
 		align = 32
 	}
 	if align&(align-1) != 0 {
-		return f.errorf("key general.alignment: %d is not a power of two", align)
+		return f.errorf("key \"general.alignment\": %d is not a power of two", align)
 	}
 	base := (end + align - 1) / align * align
 	if base > len(f.data) && len(infos) > 0 {

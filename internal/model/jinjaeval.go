@@ -14,7 +14,7 @@ import (
 const (
 	maxSteps  = 1 << 22   // statements and operations, about a second
 	maxOutput = 64 << 20  // bytes of the result: twice the largest request body
-	maxMade   = 512 << 20 // bytes of all texts made on the way
+	maxMade   = 256 << 20 // bytes of all texts made on the way
 	maxRange  = 100_000   // numbers in one range()
 	maxNested = 64        // depth to which values are compared and written
 )
@@ -63,7 +63,7 @@ func (r *run) charge(n int) {
 }
 
 // scan counts the work of looking through a text.
-func (r *run) scan(s str) { r.tick(1 + len(s.s)/1024) }
+func (r *run) scan(s str) { r.tick(1 + len(s.s)/256) }
 
 func (r *run) write(s str) {
 	r.charge(len(s.s))
@@ -271,9 +271,12 @@ func (l *loop) attr(name string) any {
 type expr interface{ eval(r *run) any }
 
 type (
-	constExpr  struct{ value any }
-	nameExpr   struct{ name string }
-	listExpr   struct{ items []expr }
+	constExpr struct{ value any }
+	nameExpr  struct{ name string }
+	listExpr  struct {
+		items []expr
+		tuple bool
+	}
 	recordExpr struct {
 		names   []string
 		values  []expr
@@ -327,7 +330,7 @@ func (e *nameExpr) eval(r *run) any {
 }
 
 func (e *listExpr) eval(r *run) any {
-	l := &list{}
+	l := &list{tuple: e.tuple}
 	for _, item := range e.items {
 		l.items = append(l.items, r.eval(item))
 	}
@@ -436,7 +439,7 @@ func (r *run) equal(a, b any, depth int) bool {
 		return ok
 	case *list:
 		b, ok := b.(*list)
-		return ok && slices.EqualFunc(a.items, b.items, func(x, y any) bool { return r.equal(x, y, depth+1) })
+		return ok && a.tuple == b.tuple && slices.EqualFunc(a.items, b.items, func(x, y any) bool { return r.equal(x, y, depth+1) })
 	case *record:
 		b, ok := b.(*record)
 		if !ok || a.mutable || b.mutable || len(a.names) != len(b.names) {
@@ -503,15 +506,18 @@ func (e *mathExpr) eval(r *run) any {
 		}
 	}
 	if s, ok := a.(*list); ok && e.op == "+" {
-		if t, ok := b.(*list); ok {
+		if t, ok := b.(*list); ok && s.tuple == t.tuple {
 			r.tick(len(s.items) + len(t.items))
-			return &list{slices.Concat(s.items, t.items)}
+			return &list{slices.Concat(s.items, t.items), s.tuple}
 		}
 	}
 	x, ok1 := number64(a)
 	y, ok2 := number64(b)
-	if s, ok := a.(str); ok && ok2 && e.op == "*" {
-		return r.repeat(s, y)
+	if e.op == "*" && ok1 != ok2 {
+		if ok1 {
+			a, y = b, x
+		}
+		return r.repeat(a, y)
 	}
 	if !ok1 || !ok2 {
 		r.fail("'%s' between %s and %s", e.op, typeName(a), typeName(b))
@@ -550,20 +556,27 @@ func floorMod(x, y int64) int64 {
 	return m
 }
 
-func (r *run) repeat(s str, n int64) str {
-	if n <= 0 || s.s == "" {
-		return str{}
-	}
+// repeat is a text or a list n times.
+func (r *run) repeat(v any, n int64) any {
+	n = max(n, 0)
 	if n > maxMade {
-		r.fail("a text %d times", n)
+		r.fail("%s %d times", typeName(v), n)
 	}
-	r.charge(len(s.s) * int(n))
 	r.tick(int(n))
-	var b strBuilder
-	for range n {
-		b.add(s)
+	switch v := v.(type) {
+	case str:
+		r.charge(len(v.s) * int(n))
+		var b strBuilder
+		for range n {
+			b.add(v)
+		}
+		return b.str()
+	case *list:
+		r.tick(len(v.items) * int(n))
+		return &list{slices.Repeat(v.items, int(n)), v.tuple}
 	}
-	return b.str()
+	r.fail("%s %d times", typeName(v), n)
+	return nil
 }
 
 // join makes one text of several.
@@ -661,18 +674,19 @@ func (e *sliceExpr) eval(r *run) any {
 		n = int(characters(v.s))
 		r.scan(v)
 	default:
-		return &undefined{"a slice"}
+		r.fail("a slice of %s", typeName(of))
 	}
-	r.tick(1 + n/64)
+	r.tick(1 + n/8)
 	from, to, by := r.bounds(e.parts, n)
 	if s, ok := of.(str); ok {
 		return r.pick(s, from, to, by)
 	}
+	l := of.(*list)
 	var items []any
 	for i := from; by > 0 && i < to || by < 0 && i > to; i += by {
-		items = append(items, of.(*list).items[i])
+		items = append(items, l.items[i])
 	}
-	return &list{items}
+	return &list{items, l.tuple}
 }
 
 // bounds resolves a slice of n items as Python does.

@@ -127,7 +127,7 @@ var methods = map[string]*function{
 		return c.args[1]
 	}},
 	"items":  {call: func(c *call) any { return pairs(c.onRecord()) }},
-	"keys":   {call: func(c *call) any { return &list{c.run.items(c.onRecord())} }},
+	"keys":   {call: func(c *call) any { return &list{items: c.run.items(c.onRecord())} }},
 	"values": {call: func(c *call) any { return recordValues(c.onRecord()) }},
 }
 
@@ -145,7 +145,7 @@ var filters = map[string]*function{
 	"default":    {params: []string{"default_value", "boolean"}, call: callDefault},
 	"d":          {params: []string{"default_value", "boolean"}, call: callDefault},
 	"tojson":     {params: []string{"indent"}, named: true, call: callToJSON},
-	"list":       {call: func(c *call) any { return &list{c.run.items(c.on)} }},
+	"list":       {call: func(c *call) any { return &list{items: c.run.items(c.on)} }},
 	"first":      {call: func(c *call) any { return c.end(false) }},
 	"last":       {call: func(c *call) any { return c.end(true) }},
 	"join": {params: []string{"d"}, call: func(c *call) any {
@@ -214,7 +214,7 @@ func (c *call) modulo(by int64) int64 {
 func pairs(rec *record) *list {
 	l := &list{}
 	for _, name := range rec.names {
-		l.items = append(l.items, &list{[]any{str{s: name}, rec.values[name]}})
+		l.items = append(l.items, &list{[]any{str{s: name}, rec.values[name]}, true})
 	}
 	return l
 }
@@ -233,7 +233,7 @@ func (c *call) trim(s str, left, right bool) any {
 	cut := isSpace
 	if c.given[0] && c.args[0] != nil {
 		chars := c.string(0).s
-		c.run.tick(1 + len(chars)*len(s.s)/1024)
+		c.run.tick(1 + len(chars)*len(s.s)/256)
 		cut = func(r rune) bool { return strings.ContainsRune(chars, r) }
 	}
 	return s.trim(left, right, cut)
@@ -285,7 +285,7 @@ func (c *call) words(s str, limit int) any {
 func (c *call) affix(has func(s, affix string) bool) bool {
 	s := c.onText().s
 	l, ok := c.args[0].(*list)
-	if !ok {
+	if !ok || !l.tuple {
 		return has(s, c.string(0).s)
 	}
 	for _, item := range l.items {
@@ -298,7 +298,7 @@ func (c *call) affix(has func(s, affix string) bool) bool {
 
 func (c *call) convert(s str, f func(before, r rune) string) any {
 	c.run.charge(2 * len(s.s))
-	c.run.tick(1 + len(s.s)/16)
+	c.run.tick(1 + len(s.s)/8)
 	return s.convert(f)
 }
 
@@ -487,7 +487,7 @@ var jsonEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`,
 
 func (j *jsonWriter) string(s str) {
 	j.run.charge(2 * len(s.s))
-	j.run.tick(1 + len(s.s)/16)
+	j.run.tick(1 + len(s.s)/32)
 	j.out.add(str{s: `"`})
 	from := 0
 	for i, r := range s.s {

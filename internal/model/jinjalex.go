@@ -313,11 +313,11 @@ func (l *lexer) escape(b *strings.Builder, s string) int {
 	switch c := s[0]; {
 	case digits > 0:
 		if len(s) <= digits {
-			l.fail("the escape \\%s is cut off", s)
+			l.fail("the escape %q is cut off", "\\"+s)
 		}
 		r, err := strconv.ParseUint(s[1:1+digits], 16, 32)
 		if err != nil || !utf8.ValidRune(rune(r)) || r > unicode.MaxRune {
-			l.fail("the escape \\%s is no character", s[:1+digits])
+			l.fail("the escape %q is no character", "\\"+s[:1+digits])
 		}
 		b.WriteRune(rune(r))
 		return 1 + digits
@@ -333,7 +333,7 @@ func (l *lexer) escape(b *strings.Builder, s string) int {
 		return 1
 	case c == 'N' || c >= utf8.RuneSelf:
 		r, _ := utf8.DecodeRuneInString(s)
-		l.fail("the escape \\%c is not supported", r)
+		l.fail("the escape %q is not supported", "\\"+string(r))
 	}
 	for i := 0; i < len(simpleEscapes); i += 2 {
 		if simpleEscapes[i] == s[0] {

@@ -132,7 +132,7 @@ func (p *parser) statement(line int) stmt {
 func (p *parser) ifTag(line int) stmt {
 	s := &ifStmt{line: line}
 	for end := "elif"; end == "elif"; {
-		cond := p.expr()
+		cond := p.or() // Jinja has no x if c else y here
 		p.want(markEnd, "%}")
 		var body []stmt
 		body, end = p.block("elif", "else", "endif")
@@ -219,7 +219,7 @@ func (p *parser) tuple() expr {
 		}
 		items = append(items, p.expr())
 	}
-	return &listExpr{items}
+	return &listExpr{items, true}
 }
 
 // expr reads: x if c else y.
@@ -363,7 +363,7 @@ func (p *parser) primary() expr {
 		return &constExpr{n}
 	case t.mark == markOp && t.text == "(":
 		if p.skip(markOp, ")") {
-			return &listExpr{}
+			return &listExpr{tuple: true}
 		}
 		e := p.tuple()
 		p.want(markOp, ")")

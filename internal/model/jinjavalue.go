@@ -95,7 +95,10 @@ func (s str) convert(f func(before, r rune) string) str {
 type undefined struct{ name string }
 
 // list is a list or a tuple.
-type list struct{ items []any }
+type list struct {
+	items []any
+	tuple bool
+}
 
 // record is a dictionary, in the order of its keys, or a namespace: a record
 // whose items a set statement may change.
@@ -124,6 +127,9 @@ func typeName(v any) string {
 	case str:
 		return "a string"
 	case *list:
+		if v.tuple {
+			return "a tuple"
+		}
 		return "a list"
 	case *record:
 		if v.mutable {

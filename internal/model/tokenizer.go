@@ -23,9 +23,10 @@ type Tokenizer struct {
 	bytes    [256]int32 // the token of each byte; -1: none, the byte is dropped
 	unknown  int32      // SentencePiece: stands for a byte without token; -1: none
 
-	runes map[rune]int32 // SentencePiece: the symbol of a character
-	units [256]int32     // byte-level: the symbol of a byte
-	split splitter       // byte-level: cuts words
+	runes map[rune]int32       // SentencePiece: the symbol of a character
+	ascii [utf8.RuneSelf]int32 // the same for ASCII; -1: none
+	units [256]int32           // byte-level: the symbol of a byte
+	split splitter             // byte-level: cuts words
 
 	bos, eos       int32 // -1: none
 	addBOS, addEOS bool
@@ -240,6 +241,12 @@ func (t *Tokenizer) buildPieces(f *File, kinds []uint8) error {
 	if s, ok := t.runes['▁']; ok {
 		t.runes[' '] = s
 	}
+	for c := range t.ascii {
+		t.ascii[c] = -1
+		if s, ok := t.runes[rune(c)]; ok {
+			t.ascii[c] = s
+		}
+	}
 	t.pairs = newPairTable(4 * len(t.texts))
 	for id, order := range denseRanks(rank) {
 		text := t.texts[id]
@@ -435,6 +442,11 @@ func (t *Tokenizer) encodePieces(m *merger, ids []int32, text string, prefix boo
 	}
 	m.reset()
 	for i := 0; i < len(text); {
+		if c := text[i]; c < utf8.RuneSelf {
+			m.push(t.ascii[c])
+			i++
+			continue
+		}
 		r, n := nextRune(text[i:])
 		sym, ok := t.runes[r]
 		if !ok {

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 )
@@ -63,11 +62,18 @@ var findSmol = sync.OnceValues(func() (string, error) {
 // Path is the path of a file in the repository's testdata folder.
 func Path(t testing.TB, name string) string {
 	t.Helper()
-	_, file, _, ok := runtime.Caller(0)
-	if !ok {
-		t.Fatal("the test binary does not know its sources")
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return filepath.Join(filepath.Dir(file), "../../../testdata", filepath.FromSlash(name))
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return filepath.Join(dir, "testdata", filepath.FromSlash(name))
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no go.mod above the working directory")
+		}
+	}
 }
 
 // JSON reads a file of reference outputs from the testdata folder.
