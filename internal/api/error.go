@@ -52,6 +52,12 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
+// With sets another status than the code's own.
+func (e *Error) With(status int) *Error {
+	e.Status = status
+	return e
+}
+
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
 // HTTPStatus is the status to answer with.

@@ -1,0 +1,173 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
+)
+
+func (h *httpSide) models(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, map[string]any{"object": "list", "data": []any{map[string]any{
+		"id": h.name, "object": "model", "created": h.started.Unix(), "owned_by": "metronome", "max_model_len": h.context}}})
+}
+
+func (h *httpSide) modelInfo(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, map[string]any{"model_path": h.cfg.Model, "tokenizer_path": h.cfg.Model, "served_model_name": h.name,
+		"is_generation": true, "context_length": h.context, "vocab_size": h.text.vocab(), "fingerprint": h.w.Fingerprint()})
+}
+
+func (h *httpSide) serverInfo(w http.ResponseWriter, _ *http.Request) {
+	c := h.cfg
+	writeJSON(w, map[string]any{"role": c.Role, "instance": h.w.Instance(), "pid": os.Getpid(), "model_path": c.Model, "served_model_name": h.name,
+		"disaggregation_mode": map[Role]string{Prefill: "prefill", Decode: "decode", Serve: "null"}[c.Role],
+		"engine":              c.Engine, "tp_size": c.TP, "dp_size": c.DP, "page_size": c.PageSize, "kv_cache_dtype": c.KVDType, "context_length": h.context,
+		"max_total_num_tokens": h.poolTokens, "max_running_requests": c.MaxRunning, "chunked_prefill_size": c.Chunk, "uptime_seconds": time.Since(h.started).Seconds()})
+}
+
+type tokenizeBody struct {
+	Text          *string         `json:"text"`
+	Messages      json.RawMessage `json:"messages"`
+	ParseSpecial  bool            `json:"parse_special"`
+	AddSpecial    *bool           `json:"add_special_tokens"`
+	AddGeneration *bool           `json:"add_generation_prompt"`
+}
+
+func (h *httpSide) tokenize(w http.ResponseWriter, r *http.Request) {
+	data, e := body(w, r)
+	var in tokenizeBody
+	if e == nil {
+		if err := json.Unmarshal(data, &in); err != nil {
+			e = api.Errorf(api.InvalidRequest, "the body is not what /tokenize takes: %v", err)
+		}
+	}
+	var ids []int32
+	switch {
+	case e != nil:
+	case in.Text != nil && in.Messages == nil:
+		ids = h.text.encode(*in.Text, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial)
+	case in.Messages != nil && in.Text == nil:
+		var req *api.Request
+		if req, e = api.ParseChat(append(append([]byte(`{"messages":`), in.Messages...), '}')); e == nil {
+			ids, e = h.text.chat(req.Messages, in.AddGeneration == nil || *in.AddGeneration)
+		}
+	default:
+		e = api.Errorf(api.InvalidRequest, "/tokenize takes either `text` or `messages`")
+	}
+	if e == nil {
+		if ids == nil {
+			ids = []int32{}
+		}
+		e = writeJSON(w, map[string]any{"tokens": ids, "count": len(ids)})
+	}
+	if e != nil {
+		api.WriteError(w, e)
+	}
+}
+
+func (h *httpSide) detokenize(w http.ResponseWriter, r *http.Request) {
+	data, e := body(w, r)
+	var in struct {
+		Tokens []int32 `json:"tokens"`
+	}
+	if e == nil {
+		if err := json.Unmarshal(data, &in); err != nil || in.Tokens == nil {
+			e = &api.Error{Code: api.InvalidRequest, Param: "tokens", Message: "`tokens` must be a list of token ids"}
+		}
+	}
+	for _, id := range in.Tokens {
+		if id < 0 || int(id) >= h.text.vocab() {
+			e = &api.Error{Code: api.InvalidRequest, Param: "tokens", Message: "`tokens` holds an id that the model has not"}
+		}
+	}
+	if e == nil {
+		e = writeJSON(w, map[string]any{"text": h.text.decode(in.Tokens)})
+	}
+	if e != nil {
+		api.WriteError(w, e)
+	}
+}
+
+func (h *httpSide) abortRequest(w http.ResponseWriter, r *http.Request) {
+	data, e := body(w, r)
+	var in struct {
+		RID string `json:"rid"`
+		All bool   `json:"abort_all"`
+	}
+	if e == nil {
+		if err := json.Unmarshal(data, &in); err != nil || (in.RID == "") == !in.All {
+			e = api.Errorf(api.InvalidRequest, "/abort_request takes either `rid` or `abort_all`: true")
+		}
+	}
+	if e != nil {
+		api.WriteError(w, e)
+		return
+	}
+	n := h.abortRID(in.RID, in.All)
+	writeJSON(w, map[string]any{"aborted": n})
+}
+
+// readyz says whether this worker can serve now, and if not, why.
+func (h *httpSide) readyz(w http.ResponseWriter, _ *http.Request) {
+	if err := h.w.Status(); err != nil {
+		api.WriteError(w, err)
+		return
+	}
+	writeJSON(w, map[string]any{"ready": true})
+}
+
+// health is SGLang's: the loop has turned within the window, and the worker is
+// neither starting nor draining.
+func (h *httpSide) health(w http.ResponseWriter, _ *http.Request) {
+	if err := h.healthy(); err != nil {
+		api.WriteError(w, err)
+	}
+}
+
+func (h *httpSide) healthy() *api.Error {
+	if err := h.w.Status(); err != nil {
+		return err
+	}
+	if !h.w.Ticked() {
+		return api.Errorf(api.Internal, "the loop has not turned for %v", h.cfg.HealthWindow).With(http.StatusServiceUnavailable)
+	}
+	return nil
+}
+
+// healthGenerate proves that the loops turn by asking each for its table: that
+// takes one turn, and none of the engine's time, however busy the worker is.
+func (h *httpSide) healthGenerate(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), h.cfg.HealthWindow)
+	defer cancel()
+	if err := h.w.Status(); err != nil {
+		api.WriteError(w, err)
+		return
+	}
+	if _, err := h.w.Requests(ctx); err != nil {
+		api.WriteError(w, api.Errorf(api.Internal, "the loop has not turned for %v", h.cfg.HealthWindow).With(http.StatusServiceUnavailable))
+	}
+}
+
+func (h *httpSide) debugRequests(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+	defer cancel()
+	h.debug(w, func() (any, error) { return h.w.Requests(ctx) })
+}
+
+func (h *httpSide) debugPeers(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+	defer cancel()
+	h.debug(w, func() (any, error) { return h.w.Peers(ctx) })
+}
+
+func (h *httpSide) debug(w http.ResponseWriter, f func() (any, error)) {
+	v, err := f()
+	if err != nil {
+		api.WriteError(w, api.Errorf(api.Internal, "the loop did not answer: %v", err))
+		return
+	}
+	writeJSON(w, v)
+}
