@@ -1,0 +1,134 @@
+package main
+
+import "time"
+
+// The flags of each role. The names are a promise (docs/cli.md): flags are
+// added, none is renamed. Each can also come from METRONOME_KEBAB_CASE or from
+// the YAML file of --config, flag over environment over file.
+
+type commonFlags struct {
+	Advertise     string        `help:"Host that others shall reach this part by." placeholder:"HOST"`
+	TokenFile     string        `help:"File with the bearer tokens that callers must present, one a line." placeholder:"FILE"`
+	PeerTokenFile string        `help:"File with the bearer token that we present to peers; default: the first of --token-file." placeholder:"FILE"`
+	Insecure      bool          `help:"Allow a bind that is not loopback without a token: the network is trusted."`
+	LogLevel      string        `help:"Least level that is logged: debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
+	LogFormat     string        `help:"Form of the log: text or json." default:"text" enum:"text,json"`
+	Drain         time.Duration `help:"How long open requests may go on after SIGTERM." default:"20s"`
+	JSON          bool          `help:"Print the ready line as JSON." name:"json"`
+	Config        string        `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+	ExitWithStdin bool          `hidden:"" help:"End when stdin closes (children of up)."`
+}
+
+type engineFlags struct {
+	Engine          string        `help:"cpu computes the model, sim answers from a timing model." default:"cpu" enum:"cpu,sim"`
+	Threads         int           `help:"Threads of one engine; 0 means all cores." default:"0"`
+	Kernels         string        `help:"Kernels of the engine; portable is the one that is built." default:"auto" enum:"auto,portable,avx2,avx512"`
+	Precision       string        `help:"native computes on the weights as they are quantised." default:"native" enum:"native,f32"`
+	TP              int           `help:"Ranks that the KV heads are split over." name:"tp" default:"1"`
+	DP              int           `help:"Independent schedulers over one copy of the weights." name:"dp" default:"1"`
+	PageSize        int           `help:"Tokens in a page of KV." default:"16"`
+	KVDType         string        `help:"Type of KV values: f16 or f32." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
+	KVMemory        Size          `help:"Memory for KV pages of one scheduler." name:"kv-memory" default:"512MiB"`
+	KVPages         int           `help:"Number of KV pages of one scheduler, instead of --kv-memory." name:"kv-pages" default:"0"`
+	Context         int           `help:"Longest prompt plus answer in tokens; 0 means the model's, at most 8192." default:"0"`
+	MaxRunning      int           `help:"Sequences in one batch." default:"64"`
+	MaxQueued       int           `help:"Requests that may wait." default:"512"`
+	Chunk           int           `help:"Tokens of one prefill chunk." default:"512"`
+	PrefixCache     bool          `help:"Keep finished prompts' pages for the next ones." default:"true" negatable:""`
+	RequestTimeout  time.Duration `help:"Longest life of a request." default:"600s"`
+	ServedName      string        `help:"Model name in answers; default: the model's own." placeholder:"NAME"`
+	StreamOutput    bool          `help:"Stream deltas, not cumulative texts, on /generate."`
+	HealthWindow    time.Duration `help:"A loop that has not turned for so long is unhealthy." default:"20s"`
+	SimPrefillRate  float64       `help:"Sim engine: prompt tokens per second." default:"20000"`
+	SimDecodeBase   time.Duration `help:"Sim engine: time of one decode batch." default:"8ms"`
+	SimDecodePerSeq time.Duration `help:"Sim engine: more time for each sequence of the batch." default:"100us"`
+	SimKVBytes      int           `help:"Sim engine: bytes of KV for one token." name:"sim-kv-bytes" default:"2048"`
+}
+
+type prefillOnly struct {
+	BootstrapListen  string        `help:"Address of the bootstrap registry inside this prefill worker." default:"${bootstrap_listen}" placeholder:"ADDR"`
+	Registry         string        `help:"Use the bootstrap registry at this address instead." placeholder:"ADDR"`
+	AnnounceHTTP     bool          `help:"Add prefill_http_port to the registry's answer (SGLang decodes before 0.5.20 refuse it)." name:"announce-http"`
+	KVListen         string        `help:"Address that decode workers' links are taken at, one port for each rank." name:"kv-listen" default:"127.0.0.1:0" placeholder:"ADDR"`
+	BootstrapTimeout time.Duration `help:"How long a request waits for its decode leg." default:"300s"`
+}
+
+type decodeOnly struct {
+	ParallelInfoTimeout  time.Duration `help:"Total time of one attempt to learn a prefill's parallel info, rank or link." default:"5s"`
+	ParallelInfoAttempts int           `help:"Attempts before the requests of an address end." default:"15"`
+	ParallelInfoInterval time.Duration `help:"Time between the starts of two attempts." default:"1s"`
+	HeartbeatInterval    time.Duration `help:"Time between two probes of a known prefill." default:"5s"`
+	HeartbeatFailures    int           `help:"Failed probes in a row that evict a prefill." default:"2"`
+	OnMismatch           string        `help:"On a layout mismatch: fatal ends the worker, reject ends that address's requests." default:"${on_mismatch}" enum:"fatal,reject"`
+	ResolveTimeout       time.Duration `help:"Longest way from parallel info to a link, in all." default:"120s"`
+	BootstrapAllow       []string      `help:"Bootstrap hosts or networks that may be dialled; default: any." placeholder:"HOST|CIDR" sep:","`
+}
+
+type kvTimeout struct {
+	KVTimeout time.Duration `help:"Longest silence about a granted transfer." name:"kv-timeout" default:"30s"`
+}
+
+type routerOnly struct {
+	Policy         string        `help:"How a pair is chosen: round_robin or least_load." default:"least_load"`
+	PrefillPolicy  string        `help:"The same for prefill workers alone." placeholder:"POLICY"`
+	DecodePolicy   string        `help:"The same for decode workers alone." placeholder:"POLICY"`
+	HealthInterval time.Duration `help:"Time between two probes of a worker." default:"500ms"`
+	HealthTimeout  time.Duration `help:"Total time of one probe." default:"1s"`
+	HealthFailures int           `help:"Failed probes in a row that take a worker out." default:"2"`
+	Retries        int           `help:"Other pairs that are tried while no byte has gone to the client." default:"2"`
+	MaxBody        Size          `help:"Largest request body." default:"32MiB"`
+	MaxEjected     Percent       `help:"Largest share of a pool that failing requests may take out." default:"50%"`
+	RequestTimeout time.Duration `help:"Longest life of a request." default:"600s"`
+}
+
+type routerCmd struct {
+	Listen  string   `help:"Address for clients." default:"127.0.0.1:8000" placeholder:"ADDR"`
+	Prefill []string `help:"A prefill worker: URL, or URL,BOOTSTRAP_PORT." placeholder:"URL[,PORT]" sep:"none"`
+	Decode  []string `help:"A decode worker's URL." placeholder:"URL" sep:"none"`
+	commonFlags
+	routerOnly
+}
+
+type prefillCmd struct {
+	Model  string `arg:"" help:"Path of a GGUF file, tiny (built in), or sim with --engine sim."`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:30000" placeholder:"ADDR"`
+	commonFlags
+	engineFlags
+	prefillOnly `set:"bootstrap_listen=127.0.0.1:8998"`
+	kvTimeout
+}
+
+type decodeCmd struct {
+	Model  string `arg:"" help:"Path of a GGUF file, tiny (built in), or sim with --engine sim."`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:30100" placeholder:"ADDR"`
+	commonFlags
+	engineFlags
+	decodeOnly `set:"on_mismatch=fatal"`
+	kvTimeout
+}
+
+type serveCmd struct {
+	Model  string `arg:"" help:"Path of a GGUF file, tiny (built in), or sim with --engine sim."`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:8000" placeholder:"ADDR"`
+	commonFlags
+	engineFlags
+}
+
+type registryCmd struct {
+	Listen string `help:"Address for prefill and decode workers." default:"127.0.0.1:8998" placeholder:"ADDR"`
+	commonFlags
+}
+
+type upCmd struct {
+	Model   string `arg:"" optional:"" default:"tiny" help:"Path of a GGUF file, tiny (built in), or sim with --engine sim."`
+	Prefill int    `help:"Number of prefill workers." default:"1"`
+	Decode  int    `help:"Number of decode workers." default:"1"`
+	Port    int    `help:"Port of the router." default:"8000"`
+	Policy  string `help:"How the router chooses a pair: round_robin or least_load." default:"least_load"`
+	Retries int    `help:"Other pairs that the router tries while no byte has gone to the client." default:"2"`
+	commonFlags
+	engineFlags
+	prefillOnly `set:"bootstrap_listen=127.0.0.1:0"`
+	decodeOnly  `set:"on_mismatch=reject"`
+	kvTimeout
+}

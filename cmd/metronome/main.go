@@ -1,0 +1,144 @@
+// Command metronome is the whole of Metronome in one binary: router, prefill
+// and decode workers, bootstrap registry, and the tools around them. It is the
+// only place that reads flags, files and the environment.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// Exit statuses.
+const (
+	exitOK      = 0
+	exitFailure = 1 // at run time
+	exitUsage   = 2 // wrong flag, file or address
+)
+
+// usageError is the caller's mistake: one line and exit status 2.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+type cli struct {
+	Up       upCmd       `cmd:"" help:"Start a whole fleet on this machine: router, prefill and decode workers."`
+	Serve    serveCmd    `cmd:"" help:"Start one process that does both halves."`
+	Router   routerCmd   `cmd:"" help:"Start a router in front of prefill and decode workers."`
+	Prefill  prefillCmd  `cmd:"" help:"Start a prefill worker."`
+	Decode   decodeCmd   `cmd:"" help:"Start a decode worker."`
+	Registry registryCmd `cmd:"" help:"Start a bootstrap registry alone."`
+	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
+}
+
+// notBuilt are commands that are planned and not built yet.
+var notBuilt = []string{"pull", "models", "bench", "chaos", "sim", "replay", "top"}
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	if len(args) > 0 {
+		for _, name := range notBuilt {
+			if args[0] == name {
+				fmt.Fprintf(os.Stderr, "metronome %s: not built yet; see metronome --help for the commands that are\n", name)
+				return exitUsage
+			}
+		}
+	}
+	var c cli
+	set := &settings{}
+	exit := -1
+	k, err := kong.New(&c, kong.Name("metronome"), kong.Description(description), kong.UsageOnError(),
+		kong.Resolvers(set), kong.Help(helpWithExamples), kong.Exit(func(code int) { exit = code }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "metronome:", err)
+		return exitFailure
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	if err := set.load(args); err != nil {
+		return report(args, err)
+	}
+	parsed, err := k.Parse(args)
+	if exit >= 0 {
+		return exit
+	}
+	if err != nil {
+		return report(args, usageError{err})
+	}
+	set.parsed = parsed
+	ctx, stop := stopSignals()
+	defer stop()
+	parsed.BindTo(ctx, (*context.Context)(nil))
+	return report(args, parsed.Run(set))
+}
+
+const description = "Metronome serves large language models with prefill and decode on separate workers, and its decode loop never waits for the network."
+
+// report prints an error as one line and chooses the exit status.
+func report(args []string, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	var code exitCode
+	if errors.As(err, &code) && code.quiet {
+		return code.code
+	}
+	name := "metronome"
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		name += " " + args[0]
+	}
+	msg := strings.Join(strings.Fields(strings.ReplaceAll(err.Error(), "\n", "; ")), " ")
+	fmt.Fprintf(os.Stderr, "%s: %s\n", name, msg)
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.As(err, &code):
+		return code.code
+	}
+	return exitFailure
+}
+
+// exitCode is an error with an exit status of its own; quiet when the line has
+// been printed already.
+type exitCode struct {
+	code  int
+	quiet bool
+	err   error
+}
+
+func (e exitCode) Error() string { return e.err.Error() }
+func (e exitCode) Unwrap() error { return e.err }
+
+// stopSignals ends the context at the first SIGTERM or SIGINT; the second one
+// ends the process at once.
+func stopSignals() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, syscall.SIGTERM, os.Interrupt)
+	go func() {
+		<-ch
+		cancel()
+		if _, again := <-ch; again {
+			os.Exit(exitFailure)
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(ch)
+		close(ch)
+		cancel()
+	}
+}

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/bootstrap"
+	"github.com/metronome-serve/metronome/internal/metric"
+	"github.com/metronome-serve/metronome/internal/router"
+	"github.com/metronome-serve/metronome/internal/worker"
+)
+
+// logQueue is the number of log lines that may wait for a slow stderr; more
+// are shed and counted.
+const logQueue = 4096
+
+// logFlush is how long the last lines may take at the end.
+const logFlush = time.Second
+
+func (c *commonFlags) logger() (*slog.Logger, func()) {
+	var level slog.Level
+	level.UnmarshalText([]byte(c.LogLevel)) // checked by the flag's enum, as the format is
+	h, err := worker.NewLogHandler(os.Stderr, c.LogFormat, level, logQueue)
+	if err != nil {
+		panic(err)
+	}
+	return slog.New(h), func() { h.Close(logFlush) }
+}
+
+// lifetime ends with ctx, and for a child of up also when stdin closes.
+func (c *commonFlags) lifetime(ctx context.Context) context.Context {
+	if !c.ExitWithStdin {
+		return ctx
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() { // ends with the process: a read of stdin cannot be taken back
+		io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return ctx
+}
+
+// announce prints the ready line.
+func (c *commonFlags) announce(r readyLine) {
+	if c.JSON {
+		json.NewEncoder(os.Stdout).Encode(r)
+		return
+	}
+	line := "ready " + r.Role + " " + r.HTTP
+	if r.Bootstrap != "" {
+		line += " bootstrap " + r.Bootstrap
+	}
+	for _, kv := range r.KV {
+		line += " kv " + kv
+	}
+	fmt.Println(line)
+}
+
+// check refuses flags that are named and not built yet.
+func (f *engineFlags) check() error {
+	switch {
+	case f.Kernels == "avx2" || f.Kernels == "avx512":
+		return usagef("--kernels %s: not built yet; auto and portable are", f.Kernels)
+	case f.Precision == "f32":
+		return usagef("--precision f32: not built yet; native is")
+	case f.KVDType == "q8_0":
+		return usagef("--kv-dtype q8_0: not built yet; f16 and f32 are")
+	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
+		return usagef("--sim-prefill-rate and --sim-kv-bytes must be above 0, --sim-decode-base and --sim-decode-per-seq not below")
+	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1:
+		return usagef("--threads, --kv-pages and --context must not be below 0; --tp, --dp, --page-size, --max-running, --max-queued and --chunk at least 1")
+	case f.RequestTimeout <= 0 || f.HealthWindow <= 0:
+		return usagef("--request-timeout and --health-window must be above 0")
+	}
+	return nil
+}
+
+// workerConfig is the part of a worker's settings that all roles share.
+func workerConfig(role worker.Role, model, listen string, c *commonFlags, f *engineFlags, log *slog.Logger) (worker.Config, error) {
+	a, err := c.auth()
+	if err != nil {
+		return worker.Config{}, err
+	}
+	return worker.Config{
+		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: a.accept, PeerToken: a.peer, Insecure: c.Insecure, Drain: c.Drain,
+		Engine: f.Engine, Threads: f.Threads, Kernels: f.Kernels, Precision: f.Precision, TP: f.TP, DP: f.DP, PageSize: f.PageSize,
+		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued,
+		Chunk: f.Chunk, PrefixCache: f.PrefixCache, ServedName: f.ServedName, RequestTimeout: f.RequestTimeout, HealthWindow: f.HealthWindow,
+		SimPrefillRate: f.SimPrefillRate, SimDecodeBase: f.SimDecodeBase, SimDecodePerSeq: f.SimDecodePerSeq, SimKVBytes: f.SimKVBytes,
+		StreamOutput: f.StreamOutput, Log: log,
+	}, nil
+}
+
+// runWorker starts a worker and serves until ctx ends.
+func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
+	w, err := worker.New(cfg)
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }() // ends when ctx does; waited for below
+	select {
+	case line := <-w.Ready():
+		c.announce(readyLine{Ready: true, Role: string(line.Role), HTTP: line.HTTP, Bootstrap: line.Bootstrap, KV: line.KV, PID: line.PID, Instance: line.Instance})
+		err = <-ended
+	case err = <-ended:
+	}
+	var exit *worker.ExitError
+	if errors.As(err, &exit) {
+		return exitCode{code: exit.Code, err: exit.Err}
+	}
+	return err
+}
+
+// Run starts a prefill worker.
+func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen)); err != nil {
+		return err
+	}
+	log, flush := c.logger()
+	defer flush()
+	cfg, err := workerConfig(worker.Prefill, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	if err != nil {
+		return err
+	}
+	cfg.BootstrapListen, cfg.Registry, cfg.AnnounceHTTP, cfg.KVListen = c.BootstrapListen, c.Registry, c.AnnounceHTTP, c.KVListen
+	cfg.BootstrapTimeout, cfg.KVTimeout = c.BootstrapTimeout, c.KVTimeout
+	return runWorker(ctx, &c.commonFlags, cfg)
+}
+
+// Run starts a decode worker.
+func (c *decodeCmd) Run(ctx context.Context, s *settings) error {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.decodeOnly.check(), c.checkBind("listen", c.Listen)); err != nil {
+		return err
+	}
+	log, flush := c.logger()
+	defer flush()
+	cfg, err := workerConfig(worker.Decode, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	if err != nil {
+		return err
+	}
+	cfg.ParallelInfoTimeout, cfg.ParallelInfoAttempts, cfg.ParallelInfoInterval = c.ParallelInfoTimeout, c.ParallelInfoAttempts, c.ParallelInfoInterval
+	cfg.HeartbeatInterval, cfg.HeartbeatFailures = c.HeartbeatInterval, c.HeartbeatFailures
+	cfg.OnMismatch, cfg.ResolveTimeout, cfg.BootstrapAllow, cfg.KVTimeout = c.OnMismatch, c.ResolveTimeout, c.BootstrapAllow, c.KVTimeout
+	return runWorker(ctx, &c.commonFlags, cfg)
+}
+
+func (d *decodeOnly) check() error {
+	if d.ParallelInfoTimeout <= 0 || d.ParallelInfoAttempts < 1 || d.ParallelInfoInterval <= 0 || d.HeartbeatInterval <= 0 || d.HeartbeatFailures < 1 || d.ResolveTimeout <= 0 {
+		return usagef("--parallel-info-timeout, --parallel-info-attempts, --parallel-info-interval, --heartbeat-interval, --heartbeat-failures and --resolve-timeout must be above 0")
+	}
+	return nil
+}
+
+// Run starts one process that does both halves.
+func (c *serveCmd) Run(ctx context.Context, s *settings) error {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.checkBind("listen", c.Listen)); err != nil {
+		return err
+	}
+	log, flush := c.logger()
+	defer flush()
+	cfg, err := workerConfig(worker.Serve, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	if err != nil {
+		return err
+	}
+	return runWorker(ctx, &c.commonFlags, cfg)
+}
+
+// Run starts a router.
+func (c *routerCmd) Run(ctx context.Context, s *settings) error {
+	if err := errors.Join(s.unknown(), c.checkBind("listen", c.Listen)); err != nil {
+		return err
+	}
+	a, err := c.auth()
+	if err != nil {
+		return err
+	}
+	log, flush := c.logger()
+	defer flush()
+	cfg := router.Default()
+	cfg.Prefill, cfg.Decode, cfg.Policy, cfg.PrefillPolicy, cfg.DecodePolicy = c.Prefill, c.Decode, c.Policy, c.PrefillPolicy, c.DecodePolicy
+	cfg.HealthEvery, cfg.HealthTimeout, cfg.HealthFails = c.HealthInterval, c.HealthTimeout, c.HealthFailures
+	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
+	cfg.Tokens, cfg.PeerToken, cfg.Log = api.NewTokens(a.accept...), a.peer, log
+	r, err := router.New(cfg)
+	if err != nil {
+		return usageError{err}
+	}
+	ln, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	defer cancel()
+	line := readyLine{Ready: true, Role: "router", HTTP: "http://" + c.reach(ln), PID: os.Getpid()}
+	go func() { // ends by itself after firstProbes, or with ctx
+		waitReady(ctx, "http://"+ln.Addr().String())
+		c.announce(line)
+	}()
+	return r.Run(ctx, ln)
+}
+
+// firstProbes is how long a router waits for a usable pair before it says that
+// it is there all the same: requests get a named error until workers come.
+const firstProbes = 2 * time.Second
+
+func waitReady(ctx context.Context, base string) {
+	ctx, cancel := context.WithTimeout(ctx, firstProbes)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		req, err := http.NewRequestWithContext(ctx, "GET", base+"/readyz", nil)
+		if err != nil {
+			return
+		}
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reach is the address that others use for a listener: a wildcard bind is
+// reached by --advertise, or else by this machine's loopback.
+func (c *commonFlags) reach(ln net.Listener) string {
+	host, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		return ln.Addr().String()
+	}
+	if ip := net.ParseIP(host); c.Advertise != "" {
+		host = c.Advertise
+	} else if ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// Run starts a bootstrap registry alone.
+func (c *registryCmd) Run(ctx context.Context, s *settings) error {
+	if err := errors.Join(s.unknown(), c.checkBind("listen", c.Listen)); err != nil {
+		return err
+	}
+	a, err := c.auth()
+	if err != nil {
+		return err
+	}
+	log, flush := c.logger()
+	defer flush()
+	cfg := bootstrap.ServerConfig{Bind: c.Listen, AllowOpenWrites: c.Insecure, AnnounceHTTP: true, Metrics: metric.New("registry").Handler(), Log: log}
+	if len(a.accept) > 0 {
+		cfg.Tokens = api.NewTokens(a.accept...).Valid
+	}
+	ln, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return err
+	}
+	c.announce(readyLine{Ready: true, Role: "registry", HTTP: "http://" + c.reach(ln), Bootstrap: c.reach(ln), PID: os.Getpid()})
+	return bootstrap.NewServer(cfg).Serve(c.lifetime(ctx), ln)
+}
+
+type versionCmd struct {
+	Verbose bool `help:"Also print Go version, platform and the engine's kernels."`
+}
+
+// Version is the product's version, changed with each release.
+const Version = "0.1.0-dev"
+
+// Run prints the version.
+func (c *versionCmd) Run() error {
+	fmt.Println("metronome", Version)
+	if !c.Verbose {
+		return nil
+	}
+	revision := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				revision = s.Value
+			}
+		}
+	}
+	fmt.Printf("revision %s\n%s %s/%s\nkernels portable\n", revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return nil
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sort"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"go.yaml.in/yaml/v4"
+)
+
+// settings resolves flags that the command line does not give: environment
+// first, then the YAML file of --config. It remembers where each value came
+// from, for metronome config.
+type settings struct {
+	file   string
+	yaml   map[string]any
+	used   map[string]bool
+	origin map[string]string
+	parsed *kong.Context
+}
+
+// load finds --config in the arguments, or METRONOME_CONFIG, and reads it.
+func (s *settings) load(args []string) error {
+	s.used, s.origin = map[string]bool{}, map[string]string{}
+	s.file = os.Getenv(envName("config"))
+	for i, a := range args {
+		if v, ok := strings.CutPrefix(a, "--config="); ok {
+			s.file = v
+		} else if a == "--config" && i+1 < len(args) {
+			s.file = args[i+1]
+		}
+	}
+	if s.file == "" {
+		return nil
+	}
+	data, err := os.ReadFile(s.file)
+	if err != nil {
+		return usagef("--config: %v", err)
+	}
+	if err := yaml.Unmarshal(data, &s.yaml); err != nil {
+		return usagef("--config %s: %v", s.file, err)
+	}
+	return nil
+}
+
+func envName(flag string) string {
+	return "METRONOME_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Validate is kong's hook; unknown settings are judged when the command is known.
+func (s *settings) Validate(*kong.Application) error { return nil }
+
+// Resolve gives the value of one flag that the command line leaves open.
+func (s *settings) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	if flag.Name == "help" || flag.Name == "config" || flag.Hidden {
+		return nil, nil
+	}
+	if v, ok := os.LookupEnv(envName(flag.Name)); ok {
+		s.origin[flag.Name] = envName(flag.Name)
+		return v, nil
+	}
+	v, ok := s.yaml[flag.Name]
+	if !ok {
+		return nil, nil
+	}
+	s.used[flag.Name] = true
+	s.origin[flag.Name] = s.file
+	if list, ok := v.([]any); ok {
+		words := make([]string, len(list))
+		for i, e := range list {
+			words[i] = fmt.Sprint(e)
+		}
+		return strings.Join(words, ","), nil
+	}
+	return fmt.Sprint(v), nil
+}
+
+// unknown names the settings of the file that no flag of the command took.
+func (s *settings) unknown() error {
+	var names []string
+	for name := range s.yaml {
+		if !s.used[name] && s.set(name) == nil {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	sort.Strings(names)
+	return usagef("--config %s: no such setting here: %s; metronome config ROLE lists them", s.file, strings.Join(names, ", "))
+}
+
+// set finds a flag of the chosen command by name.
+func (s *settings) set(name string) *kong.Flag {
+	for _, group := range s.parsed.Selected().AllFlags(true) {
+		for _, f := range group {
+			if f.Name == name {
+				return f
+			}
+		}
+	}
+	return nil
+}
+
+// ofUp are settings that up does not pass on: they are its own, or it chooses
+// them for each child.
+var ofUp = map[string]bool{"help": true, "json": true, "config": true, "listen": true, "prefill": true, "decode": true, "port": true, "advertise": true}
+
+// childArgs are the flags that a child of up is started with: every setting
+// that up shares with the child's role.
+func (s *settings) childArgs(role string) []string {
+	var args []string
+	for _, node := range s.parsed.Model.Children {
+		if node.Name != role {
+			continue
+		}
+		for _, f := range node.Flags {
+			ours := s.set(f.Name)
+			if ours == nil || ours.Hidden || ofUp[f.Name] {
+				continue
+			}
+			if v := show(ours.Target); v != "-" {
+				args = append(args, "--"+f.Name+"="+v)
+			}
+		}
+	}
+	return args
+}
+
+type configCmd struct {
+	Role string   `arg:"" enum:"up,serve,router,prefill,decode,registry" help:"up, serve, router, prefill, decode or registry."`
+	Rest []string `arg:"" optional:"" passthrough:"" help:"Flags of that role, to see what they give."`
+}
+
+// Run prints the settings of a role as they would be if it were started now.
+func (c *configCmd) Run(s *settings) error {
+	var all cli
+	inner := &settings{}
+	args := append([]string{c.Role}, c.Rest...)
+	if c.Role == "serve" || c.Role == "prefill" || c.Role == "decode" {
+		args = append(args, "tiny") // the model is an argument, not a setting
+	}
+	if s.file != "" {
+		args = append(args, "--config", s.file)
+	}
+	k, err := kong.New(&all, kong.Name("metronome"), kong.Resolvers(inner), kong.Exit(func(int) {}))
+	if err != nil {
+		return err
+	}
+	if err := inner.load(args); err != nil {
+		return err
+	}
+	parsed, err := k.Parse(args)
+	if err != nil {
+		return usageError{err}
+	}
+	inner.parsed = parsed
+	if err := inner.unknown(); err != nil {
+		return err
+	}
+	return inner.print(c.Role)
+}
+
+func (s *settings) print(role string) error {
+	given := map[string]bool{}
+	for _, p := range s.parsed.Path {
+		if p.Flag != nil && !p.Resolved {
+			given[p.Flag.Name] = true
+		}
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SETTING\tVALUE\tUNIT\tORIGIN\tMEANING")
+	for _, group := range s.parsed.Selected().AllFlags(true) {
+		for _, f := range group {
+			if f.Name == "help" || f.Hidden {
+				continue
+			}
+			origin := "default"
+			if given[f.Name] {
+				origin = "--" + f.Name
+			} else if o := s.origin[f.Name]; o != "" {
+				origin = o
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", f.Name, show(f.Target), unit(f), origin, strings.TrimSuffix(f.Help, "."))
+		}
+	}
+	return w.Flush()
+}
+
+func show(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case string:
+		if x == "" {
+			return "-"
+		}
+	case []string:
+		if len(x) == 0 {
+			return "-"
+		}
+		return strings.Join(x, ",")
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+func unit(f *kong.Flag) string {
+	switch f.Target.Interface().(type) {
+	case time.Duration:
+		return "time"
+	case Size:
+		return "bytes"
+	case Percent:
+		return "share"
+	case bool:
+		return "yes/no"
+	case int, float64:
+		return map[string]string{"chunk": "tokens", "context": "tokens", "page-size": "tokens", "kv-pages": "pages", "threads": "threads",
+			"tp": "ranks", "dp": "schedulers", "max-running": "sequences", "max-queued": "requests", "retries": "tries",
+			"sim-prefill-rate": "tokens/s", "sim-kv-bytes": "bytes", "port": "port", "prefill": "workers", "decode": "workers",
+			"parallel-info-attempts": "tries", "heartbeat-failures": "probes", "health-failures": "probes"}[f.Name]
+	}
+	return "text"
+}
+
+// examples end each command's help.
+var examples = map[string][2]string{
+	"up":       {"metronome up", "metronome up model.gguf --prefill 2 --decode 2 --port 8080"},
+	"serve":    {"metronome serve tiny", "metronome serve model.gguf --listen 127.0.0.1:9000 --threads 4"},
+	"router":   {"metronome router --prefill http://10.0.0.1:30000,8998 --decode http://10.0.0.2:30100", "metronome router --policy least_load --prefill http://127.0.0.1:30000 --decode http://127.0.0.1:30100"},
+	"prefill":  {"metronome prefill tiny", "metronome prefill model.gguf --listen 10.0.0.1:30000 --bootstrap-listen 10.0.0.1:8998 --kv-listen 10.0.0.1:0 --token-file token"},
+	"decode":   {"metronome decode tiny", "metronome decode model.gguf --listen 10.0.0.2:30100 --on-mismatch reject --token-file token"},
+	"registry": {"metronome registry", "metronome registry --listen 10.0.0.1:8998 --token-file token"},
+	"config":   {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
+	"version":  {"metronome version", "metronome version --verbose"},
+	"":         {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},
+}
+
+// helpWithExamples is kong's help, then two examples that work.
+func helpWithExamples(options kong.HelpOptions, ctx *kong.Context) error {
+	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
+		return err
+	}
+	name := ""
+	if n := ctx.Selected(); n != nil {
+		name = n.Name
+	}
+	ex, ok := examples[name]
+	if !ok {
+		return errors.New("no examples for " + name)
+	}
+	_, err := fmt.Fprintf(ctx.Stdout, "\nExamples:\n  %s\n  %s\n", ex[0], ex[1])
+	return err
+}
