@@ -1,0 +1,120 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// binary is the metronome that all tests start: METRONOME_BINARY, or one built here.
+var binary string
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		binary = os.Getenv("METRONOME_BINARY")
+		if binary == "" {
+			dir, err := os.MkdirTemp("", "metronome-chaos")
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			defer os.RemoveAll(dir)
+			binary = filepath.Join(dir, "metronome")
+			out, err := exec.Command("go", "build", "-o", binary, "github.com/metronome-serve/metronome/cmd/metronome").CombinedOutput()
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "building metronome: %v\n%s", err, out)
+				return 1
+			}
+		}
+		return m.Run()
+	}())
+}
+
+// newRig is a rig whose processes end with the test.
+func newRig(t *testing.T) *Rig {
+	t.Helper()
+	r := &Rig{Binary: binary}
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.mu.Lock()
+			for _, p := range r.procs {
+				t.Logf("log of %v (pid %d):\n%s", p.Args, p.PID(), tail(p.Log(), 4000))
+			}
+			r.mu.Unlock()
+		}
+		r.Close()
+	})
+	return r
+}
+
+func tail(s string, n int) string {
+	if len(s) > n {
+		return "…" + s[len(s)-n:]
+	}
+	return s
+}
+
+// start is Rig.Start that ends the test on failure.
+func (r *Rig) start(t *testing.T, args ...string) *Proc {
+	t.Helper()
+	p, err := r.Start(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// pair is one prefill and one decode worker behind a router.
+type pair struct{ prefill, decode, router *Proc }
+
+// startPair starts a fleet of three; the flags are added to the defaults.
+func (r *Rig) startPair(t *testing.T, model string, prefill, decode, both []string) pair {
+	t.Helper()
+	var f pair
+	f.prefill = r.startPrefill(t, model, append(append([]string{}, both...), prefill...)...)
+	f.decode = r.startDecode(t, model, append(append([]string{}, both...), decode...)...)
+	f.router = r.startRouter(t, []*Proc{f.prefill}, []*Proc{f.decode})
+	return f
+}
+
+func (r *Rig) startPrefill(t *testing.T, model string, flags ...string) *Proc {
+	t.Helper()
+	return r.start(t, append([]string{"prefill", model, "--listen=127.0.0.1:0", "--bootstrap-listen=127.0.0.1:0"}, flags...)...)
+}
+
+func (r *Rig) startDecode(t *testing.T, model string, flags ...string) *Proc {
+	t.Helper()
+	return r.start(t, append([]string{"decode", model, "--listen=127.0.0.1:0"}, flags...)...)
+}
+
+func (r *Rig) startRouter(t *testing.T, prefill, decode []*Proc, flags ...string) *Proc {
+	t.Helper()
+	args := append([]string{"router", "--listen=127.0.0.1:0"}, flags...)
+	for _, p := range prefill {
+		args = append(args, "--prefill="+p.HTTP+","+port(p.Bootstrap))
+	}
+	for _, d := range decode {
+		args = append(args, "--decode="+d.HTTP)
+	}
+	return r.start(t, args...)
+}
+
+func port(addr string) string {
+	for i := len(addr) - 1; i >= 0; i-- {
+		if addr[i] == ':' {
+			return addr[i+1:]
+		}
+	}
+	return addr
+}
+
+// within gives a context that bounds one part of a test.
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

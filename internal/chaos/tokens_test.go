@@ -1,0 +1,233 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// promptIDs are n token ids of a fixed sequence that avoids control tokens.
+func promptIDs(n, vocab, seed int) []int32 {
+	ids, x := make([]int32, n), uint32(seed)*2654435761+1
+	for i := range ids {
+		x = x*1664525 + 1013904223
+		ids[i] = int32(20 + int(x>>8)%(vocab-20))
+	}
+	return ids
+}
+
+// tokenCase is one request whose answer must not depend on where it was computed.
+type tokenCase struct {
+	name string
+	body map[string]any
+}
+
+func tokenCases(lengths []int, vocab, tokens int) []tokenCase {
+	var list []tokenCase
+	for i, n := range lengths {
+		for _, seeded := range []bool{false, true} {
+			params := map[string]any{"max_new_tokens": tokens, "temperature": 0, "ignore_eos": true}
+			name := fmt.Sprintf("%d tokens greedy", n)
+			if seeded {
+				params = map[string]any{"max_new_tokens": tokens, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": 41 + i, "ignore_eos": true}
+				name = fmt.Sprintf("%d tokens seeded", n)
+			}
+			list = append(list, tokenCase{name, map[string]any{"input_ids": promptIDs(n, vocab, i), "sampling_params": params, "return_logprob": true, "top_logprobs_num": 3}})
+		}
+	}
+	return list
+}
+
+// ask sends one case and checks that the answer is whole.
+func ask(ctx context.Context, base string, c tokenCase) (*Answer, error) {
+	a, err := Generate(ctx, base, c.body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.name, err)
+	}
+	if a.Error != nil || a.Status != 200 {
+		return nil, fmt.Errorf("%s: status %d: %v", c.name, a.Status, a.Error)
+	}
+	return a, nil
+}
+
+// differ says how two answers differ in what must be equal bit for bit.
+func differ(got, want *Answer) string {
+	if !slices.Equal(got.IDs, want.IDs) {
+		return fmt.Sprintf("ids %v, want %v", got.IDs, want.IDs)
+	}
+	if got.Text != want.Text || got.Finish != want.Finish {
+		return fmt.Sprintf("text %q (%s), want %q (%s)", got.Text, got.Finish, want.Text, want.Finish)
+	}
+	equal := func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }
+	if !slices.EqualFunc(got.Logprobs, want.Logprobs, equal) || !slices.EqualFunc(got.Top, want.Top, equal) {
+		return fmt.Sprintf("logprobs %s %s, want %s %s", got.Logprobs, got.Top, want.Logprobs, want.Top)
+	}
+	return ""
+}
+
+// reference asks serve for every case, one after another.
+func reference(t *testing.T, model string, cases []tokenCase, flags ...string) map[string]*Answer {
+	t.Helper()
+	r := newRig(t)
+	s := r.start(t, append([]string{"serve", model, "--listen=127.0.0.1:0"}, flags...)...)
+	want := map[string]*Answer{}
+	for _, c := range cases {
+		a, err := ask(within(t, 3*time.Minute), s.HTTP, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(a.Logprobs) != len(a.IDs) || len(a.IDs) == 0 {
+			t.Fatalf("%s: %d log-probabilities for %d tokens", c.name, len(a.Logprobs), len(a.IDs))
+		}
+		want[c.name] = a
+	}
+	r.Close()
+	return want
+}
+
+// judge asks for the cases one after another, twice (the second time the
+// prefix cache is warm), and then all at once.
+func judge(t *testing.T, base string, cases []tokenCase, want map[string]*Answer, together int) {
+	t.Helper()
+	for range 2 {
+		for _, c := range cases {
+			got, err := ask(within(t, 3*time.Minute), base, c)
+			if err != nil {
+				t.Error(err)
+			} else if d := differ(got, want[c.name]); d != "" {
+				t.Errorf("%s alone: %s", c.name, d)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range together {
+		wg.Go(func() {
+			c := cases[i%len(cases)]
+			got, err := ask(within(t, 5*time.Minute), base, c)
+			if err != nil {
+				t.Error(err)
+			} else if d := differ(got, want[c.name]); d != "" {
+				t.Errorf("%s among %d: %s", c.name, together, d)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Right tokens: ids, text and log-probabilities through router, prefill and
+// decode equal serve's, bit for bit, over the full product of settings.
+func TestRightTokensTiny(t *testing.T) {
+	lengths := []int{1, 15, 16, 17, 800} // one page is 16; 800 is more than three chunks of 256
+	cases := tokenCases(lengths, 2048, 24)
+	for _, dtype := range []string{"f16", "f32"} {
+		want := reference(t, "tiny", cases, "--kv-dtype="+dtype)
+		for _, chunk := range []int{16, 256} {
+			for _, tp := range [][2]int{{1, 1}, {2, 1}, {1, 2}, {4, 2}} {
+				for _, cache := range []bool{true, false} {
+					for _, threads := range []int{1, 2} {
+						name := fmt.Sprintf("kv %s chunk %d tp %d→%d cache %v threads %d", dtype, chunk, tp[0], tp[1], cache, threads)
+						t.Run(name, func(t *testing.T) {
+							r := newRig(t)
+							f := r.startPair(t, "tiny", []string{"--tp=" + strconv.Itoa(tp[0])}, []string{"--tp=" + strconv.Itoa(tp[1]), "--kv-pages=84"},
+								[]string{"--kv-dtype=" + dtype, "--chunk=" + strconv.Itoa(chunk), "--prefix-cache=" + strconv.FormatBool(cache), "--threads=" + strconv.Itoa(threads)})
+							judge(t, f.router.HTTP, cases, want, 8)
+						})
+					}
+				}
+			}
+		}
+	}
+}
+
+// After a preemption the request is recomputed at the prefill, and its answer
+// is the one it would have had.
+func TestRightTokensAfterPreemption(t *testing.T) {
+	cases := tokenCases([]int{33, 40, 50, 61}, 2048, 120)
+	want := reference(t, "tiny", cases)
+	for _, tp := range [][2]int{{1, 1}, {2, 1}, {1, 2}, {4, 2}} {
+		t.Run(fmt.Sprintf("tp %d→%d", tp[0], tp[1]), func(t *testing.T) {
+			r := newRig(t)
+			f := r.startPair(t, "tiny", []string{"--tp=" + strconv.Itoa(tp[0])}, []string{"--tp=" + strconv.Itoa(tp[1]), "--kv-pages=40"}, []string{"--chunk=64"})
+			judge(t, f.router.HTTP, cases, want, 8)
+			m, err := Metrics(t.Context(), f.decode.HTTP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m["metronome_preemptions_total"] == 0 {
+				t.Error("nothing was preempted: the test does not show what it says")
+			}
+		})
+	}
+}
+
+// smolLM2 is the path of the real model, or the reason to skip.
+func smolLM2(t *testing.T) string {
+	t.Helper()
+	out := os.Getenv("METRONOME_TEST_SMOLLM2")
+	if out == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			t.Skip("no cache directory: ", err)
+		}
+		found, _ := filepath.Glob(filepath.Join(cache, "metronome", "models", "*", "*.gguf"))
+		if len(found) == 0 {
+			found, _ = filepath.Glob(filepath.Join(cache, "metronome", "models", "*.gguf"))
+		}
+		if len(found) == 0 {
+			t.Skip("SmolLM2 is not here: scripts/fetch-smollm2.sh fetches it")
+		}
+		out = found[0]
+	}
+	return out
+}
+
+// The same with a real model: each value of each setting at least once, the
+// long prompt in few runs, since a CPU needs its time for it.
+func TestRightTokensSmolLM2(t *testing.T) {
+	path := smolLM2(t)
+	short := tokenCases([]int{1, 15, 16, 17}, 49152, 8)
+	long := tokenCases([]int{1600}, 49152, 4) // more than three chunks of 512
+	for _, run := range []struct {
+		dtype   string
+		tp      [2]int
+		cache   bool
+		threads int
+		cases   []tokenCase
+	}{
+		{"f16", [2]int{1, 1}, true, 2, append(append([]tokenCase{}, short...), long[0])},
+		{"f16", [2]int{3, 1}, true, 1, short},
+		{"f16", [2]int{1, 3}, false, 2, short},
+		{"f32", [2]int{3, 1}, false, 2, short},
+		{"f32", [2]int{1, 3}, true, 1, short},
+	} {
+		t.Run(fmt.Sprintf("kv %s tp %d→%d cache %v threads %d", run.dtype, run.tp[0], run.tp[1], run.cache, run.threads), func(t *testing.T) {
+			want := reference(t, path, run.cases, "--kv-dtype="+run.dtype)
+			r := newRig(t)
+			f := r.startPair(t, path, []string{"--tp=" + strconv.Itoa(run.tp[0])}, []string{"--tp=" + strconv.Itoa(run.tp[1])},
+				[]string{"--kv-dtype=" + run.dtype, "--prefix-cache=" + strconv.FormatBool(run.cache), "--threads=" + strconv.Itoa(run.threads), "--kv-memory=256MiB"})
+			judge(t, f.router.HTTP, run.cases, want, 8)
+		})
+	}
+}
+
+// A TP that does not divide the KV heads is a wrong flag.
+func TestTPMustDivideHeads(t *testing.T) {
+	r := newRig(t)
+	for _, args := range [][]string{
+		{"decode", "tiny", "--listen=127.0.0.1:0", "--tp=3"},
+		{"prefill", "tiny", "--listen=127.0.0.1:0", "--bootstrap-listen=127.0.0.1:0", "--tp=8"},
+	} {
+		code, said, err := r.Fail(within(t, 20*time.Second), args...)
+		if err != nil || code != 2 || bytes.Count([]byte(said), []byte("\n")) != 1 {
+			t.Errorf("%v: exit %d, %q, %v; want one line and exit 2", args, code, said, err)
+		}
+	}
+}

@@ -1,0 +1,4 @@
+package mutants
+
+// All are the mutants, by name.
+var All = []Mutant{}
