@@ -1,0 +1,45 @@
+# Few targets. `make test` is everything that CI runs.
+
+GO ?= go
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+VENV := .cache/venv
+
+.PHONY: build quick test long deps lint unit race process cross clean
+
+build:
+	$(GO) build -o bin/metronome ./cmd/metronome
+
+quick: ## vet and the fast tests
+	$(GO) vet ./...
+	$(GO) test -short ./...
+
+test: deps lint unit race process cross
+	@echo "all tests passed"
+
+deps: ## what the tests need beside Go, by the ordinary package managers
+	scripts/deps.sh $(VENV)
+
+lint:
+	@bad=$$(gofmt -l cmd internal); [ -z "$$bad" ] || { echo "gofmt would change: $$bad"; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+
+unit: ## every package but the real-process tests
+	$(GO) test $$($(GO) list ./... | grep -v internal/chaos)
+
+race:
+	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)
+
+process: build ## real processes, real sockets, network namespaces
+	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 25m -v ./internal/chaos
+
+cross:
+	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/metronome
+
+long: ## long fuzzing, by hand
+	scripts/fuzz.sh 10m
+
+clean:
+	rm -rf bin .cache

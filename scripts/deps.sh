@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs what the tests need beside Go: deps.sh VENV_DIR
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$1
+
+if [ ! -x "$venv/bin/python" ]; then
+  python3 -m venv "$venv"
+fi
+"$venv/bin/python" -c 'import openai' 2>/dev/null || "$venv/bin/pip" install --quiet 'openai>=1,<4'
+
+# Network namespaces: Linux, as root. Elsewhere those tests skip and say so.
+if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null || ! command -v nft >/dev/null; }; then
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables >/dev/null
+fi
+
+echo "SmolLM2: $(scripts/fetch-smollm2.sh)"
