@@ -1,7 +1,9 @@
 package model
 
 import (
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,6 +55,23 @@ func TestJinja(t *testing.T) {
 			t.Errorf("%q\n gives %q\n  want %q", c.Template, got, *c.Text)
 		case err != nil && (strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "line ")):
 			t.Errorf("%q: the error %q is not one line with a place", c.Template, err)
+		}
+	}
+}
+
+// TestDocs: the page for users lists exactly what the interpreter has.
+func TestDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := slices.DeleteFunc(slices.Sorted(maps.Keys(functions)), func(name string) bool { return functions[name].call == nil })
+	for kind, names := range map[string][]string{
+		"filters": slices.Sorted(maps.Keys(filters)), "tests": slices.Sorted(maps.Keys(tests)), "methods": slices.Sorted(maps.Keys(methods)),
+		"functions": slices.Sorted(slices.Values(append(known, "dict", "namespace"))),
+	} {
+		if line := "- " + kind + " `" + strings.Join(names, " ") + "`"; !strings.Contains(string(page), line) {
+			t.Errorf("docs/model.md lacks the line %s", line)
 		}
 	}
 }
