@@ -57,6 +57,7 @@ type Set struct {
 	Prompt      prometheus.Counter             // prompt_tokens_total
 	Generation  prometheus.Counter             // generation_tokens_total
 	Cached      prometheus.Counter             // cached_tokens_total: prompt tokens taken from the prefix cache
+	Preemptions prometheus.Counter             // preemptions_total: running requests whose pages were taken, to be computed again
 	Requests    Labelled[prometheus.Counter]   // requests_total{code}: "ok" or the error's code
 	Retries     prometheus.Counter             // retries_total: requests sent to another pair before the first byte
 	Migrations  prometheus.Counter             // migrations_total: streams continued on another pair
@@ -137,6 +138,7 @@ func (s *Set) newRequests() {
 	s.Prompt = s.counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
 	s.Generation = s.counter("generation_tokens_total", "Tokens generated and counted to a request.")
 	s.Cached = s.counter("cached_tokens_total", "Prompt tokens taken from the prefix cache.")
+	s.Preemptions = s.counter("preemptions_total", "Running requests whose pages were taken, to be computed again.")
 	s.Requests = s.counters("requests_total", "Ended requests, by error code or ok.", "code", "ok")
 	s.Retries = s.counter("retries_total", "Requests sent to another pair before their first byte.")
 	s.Migrations = s.counter("migrations_total", "Streams continued on another pair.")

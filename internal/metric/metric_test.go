@@ -56,6 +56,7 @@ var promised = []struct{ name, kind, series string }{
 	{"prompt_tokens_total", "counter", ``},
 	{"generation_tokens_total", "counter", ``},
 	{"cached_tokens_total", "counter", ``},
+	{"preemptions_total", "counter", ``},
 	{"requests_total", "counter", `{code="ok"}`},
 	{"retries_total", "counter", ``},
 	{"migrations_total", "counter", ``},

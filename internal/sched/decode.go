@@ -467,15 +467,15 @@ func (d *Decode) first(r *decodeReq, token int32) {
 	d.token(r, token, -1)
 }
 
-// token takes one output token of r: emits it, or ends the answer.
+// token takes one output token of r: emits it, and ends the answer if it is
+// the last one.
 func (d *Decode) token(r *decodeReq, token int32, row int) {
-	if slices.Contains(r.stop, token) {
-		d.end(r, Stop, nil, r.output())
-		return
-	}
 	d.ready.Emits = append(d.ready.Emits, Emit{Req: r.id, Token: token, Index: r.output(), Row: row})
 	r.tokens = append(r.tokens, token)
-	if r.output() >= r.max {
+	switch {
+	case slices.Contains(r.stop, token):
+		d.end(r, Stop, nil, r.output())
+	case r.output() >= r.max:
 		d.end(r, Length, nil, r.output())
 	}
 }

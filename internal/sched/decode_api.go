@@ -27,7 +27,7 @@ type Submit struct {
 	Req       ReqID
 	Prompt    []int32       // the core keeps it; never written by either side again
 	MaxTokens int           // at least 1
-	StopIDs   []int32       // ids that end the answer (end-of-sequence among them unless ignored); not emitted
+	StopIDs   []int32       // ids that end the answer (end-of-sequence among them unless ignored); emitted and counted as the last token
 	Addr      string        // bootstrap address host:port; "": pages come by Adopt
 	Room      int64         // 0 … 2^63-1
 	DPRank    int           // the prefill's DP rank when the request names it, else -1

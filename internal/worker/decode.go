@@ -105,6 +105,7 @@ func (d *decodeSide) grant(g *sched.Grant) {
 		spec.Links[i] = uint64(l)
 	}
 	if g.Recompute != nil {
+		d.loop.metrics.Preemptions.Inc()
 		spec.Recompute, spec.Index = slices.Clone(g.Recompute), g.Index
 		spec.Sampling = encodeSampling(&q.sampling)
 	}
@@ -130,6 +131,7 @@ func (d *decodeSide) landed(now time.Duration, m *landed) {
 // preempt (serve) sends a running request back to the prefill core.
 func (d *decodeSide) preempt(now time.Duration, p *sched.Preempt) {
 	q := d.loop.open[p.Req]
+	d.loop.metrics.Preemptions.Inc()
 	d.loop.prefill.core.Step(now, &sched.SubmitPrefill{
 		Req: p.Req, Prompt: p.Tokens, Room: -1, MaxTokens: q.job.MaxTokens - p.Index, Index: p.Index, MaxHit: len(p.Tokens) - 1, Deadline: q.deadline,
 	})

@@ -17,7 +17,7 @@ type Job struct {
 	RID       string
 	Prompt    []int32
 	MaxTokens int     // at least 1
-	StopIDs   []int32 // ids that end the answer and are not emitted
+	StopIDs   []int32 // ids that end the answer; the one that does is its last token
 	Sampling  engine.Sampling
 	SeedSet   bool // Sampling.Seed is the caller's; else the worker that draws first chooses one
 
