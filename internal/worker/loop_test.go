@@ -223,7 +223,7 @@ func TestStopIDsAndStopAt(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, end := collect(t, j)
-		if len(got) > 10 || end.Reason != EndStop || end.Completion != len(got) {
+		if len(got) == 0 || len(got) > 11 || got[len(got)-1] != all[10] || end.Reason != EndStop || end.Completion != len(got) {
 			t.Errorf("%d tokens, end %+v", len(got), end)
 		}
 		k := job(p, 400)
