@@ -146,7 +146,7 @@ func FuzzTemplate(f *testing.F) {
 			checkLine(t, err)
 			return
 		}
-		tpl := &Template{body: body, tok: tok, vars: map[string]any{"tools": nil, "bos_token": literal("<|start|>")}}
+		tpl := &Template{limits: few, body: body, tok: tok, vars: map[string]any{"tools": nil, "bos_token": literal("<|start|>")}}
 		// Marks that no template writes: where they come out, a message speaks.
 		const mark = "\U000F1234"
 		msgs := []Message{{role + mark, mark + content + mark}, {"assistant", strings.Repeat(mark, 9)}}

@@ -10,13 +10,16 @@ import (
 	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
 
+// few are limits that tests reach quickly.
+var few = limits{steps: 1 << 16, output: 1 << 20, made: 4 << 20}
+
 // renderSource runs a template as NewTemplate and Render do.
 func renderSource(src string, msgs []Message, generate bool) (string, error) {
 	body, err := parseTemplate(src)
 	if err != nil {
 		return "", err
 	}
-	t := Template{body: body, vars: map[string]any{"tools": nil, "documents": nil, "bos_token": literal("<s>"), "eos_token": literal("</s>")}}
+	t := Template{limits: few, body: body, vars: map[string]any{"tools": nil, "documents": nil, "bos_token": literal("<s>"), "eos_token": literal("</s>")}}
 	return t.Render(msgs, generate)
 }
 

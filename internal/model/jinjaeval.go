@@ -9,23 +9,30 @@ import (
 	"unicode/utf8"
 )
 
-// What one rendering may use. A template is outside input, and so are the
-// messages: whatever they are, rendering ends soon and in bounded memory.
+// limits is what one rendering may use. A template is outside input, and so
+// are the messages: whatever they are, rendering ends soon and in bounded memory.
+type limits struct {
+	steps  int // statements and operations
+	output int // bytes of the result
+	made   int // bytes of all texts made on the way
+}
+
+// usual is about a second of work, and twice the largest request body of result.
+var usual = limits{steps: 1 << 22, output: 64 << 20, made: 256 << 20}
+
 const (
-	maxSteps  = 1 << 22   // statements and operations, about a second
-	maxOutput = 64 << 20  // bytes of the result: twice the largest request body
-	maxMade   = 256 << 20 // bytes of all texts made on the way
-	maxRange  = 100_000   // numbers in one range()
-	maxNested = 64        // depth to which values are compared and written
+	maxRange  = 100_000 // numbers in one range()
+	maxNested = 64      // depth to which values are compared and written
 )
 
 // run is one rendering.
 type run struct {
-	line  int // of the statement that runs, for errors
-	steps int
-	made  int
-	out   *strBuilder
-	scope *scope
+	limits limits
+	line   int // of the statement that runs, for errors
+	steps  int
+	made   int
+	out    *strBuilder
+	scope  *scope
 }
 
 // scope holds the names set in one body; a loop opens one per turn.
@@ -49,15 +56,15 @@ func (r *run) fail(format string, args ...any) {
 
 // tick counts n steps of work.
 func (r *run) tick(n int) {
-	if r.steps += n; r.steps > maxSteps {
-		r.fail("rendering takes more than %d steps", maxSteps)
+	if r.steps += n; r.steps > r.limits.steps {
+		r.fail("rendering takes more than %d steps", r.limits.steps)
 	}
 }
 
 // charge counts bytes of text before they are made.
 func (r *run) charge(n int) {
-	if r.made += n; n < 0 || r.made > maxMade {
-		r.fail("rendering makes more than %d bytes of text", maxMade)
+	if r.made += n; n < 0 || r.made > r.limits.made {
+		r.fail("rendering makes more than %d bytes of text", r.limits.made)
 	}
 	r.tick(1)
 }
@@ -67,8 +74,8 @@ func (r *run) scan(s str) { r.tick(1 + len(s.s)/256) }
 
 func (r *run) write(s str) {
 	r.charge(len(s.s))
-	if r.out.b.Len()+len(s.s) > maxOutput {
-		r.fail("the rendered chat has more than %d bytes", maxOutput)
+	if r.out.b.Len()+len(s.s) > r.limits.output {
+		r.fail("the rendered chat has more than %d bytes", r.limits.output)
 	}
 	r.out.add(s)
 }
@@ -559,7 +566,7 @@ func floorMod(x, y int64) int64 {
 // repeat is a text or a list n times.
 func (r *run) repeat(v any, n int64) any {
 	n = max(n, 0)
-	if n > maxMade {
+	if n > int64(r.limits.made) {
 		r.fail("%s %d times", typeName(v), n)
 	}
 	r.tick(int(n))

@@ -343,7 +343,7 @@ func (c *call) replace(s str) any {
 	if limit >= 0 {
 		n = min(n, limit)
 	}
-	if len(with.s) > 0 && n > maxMade/len(with.s) {
+	if len(with.s) > 0 && n > c.run.limits.made/len(with.s) {
 		c.run.fail("'replace' makes too much text")
 	}
 	c.run.charge(len(s.s) + n*len(with.s))

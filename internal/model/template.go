@@ -24,9 +24,10 @@ const maxTemplate = 256 << 10
 // pad_token), with one of the ordinary roles between them or not: what a message says is text, also where it spells such a token,
 // and also where template and message spell one together.
 type Template struct {
-	body []stmt
-	tok  *Tokenizer
-	vars map[string]any // what every rendering knows
+	body   []stmt
+	tok    *Tokenizer
+	vars   map[string]any // what every rendering knows
+	limits limits
 }
 
 // roles are the words that a message's role may be without being foreign text:
@@ -68,7 +69,7 @@ func NewTemplate(f *File, t *Tokenizer) (*Template, error) {
 			vars[name] = literal(t.texts[id])
 		}
 	}
-	return &Template{body, t, vars}, nil
+	return &Template{body, t, vars, usual}, nil
 }
 
 // Render gives the text that Jinja2 as transformers configures it gives.
@@ -105,7 +106,7 @@ func (t *Template) render(msgs []Message, addGeneration bool) (out str, err erro
 		})
 	}
 	vars := &scope{vars: t.vars}
-	r := run{out: &strBuilder{}, scope: &scope{up: vars, vars: map[string]any{
+	r := run{limits: t.limits, out: &strBuilder{}, scope: &scope{up: vars, vars: map[string]any{
 		"messages": messages, "add_generation_prompt": addGeneration,
 	}}}
 	r.body(t.body)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
@@ -166,7 +165,7 @@ func TestInjectionPieces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tpl := &Template{body: body, tok: tok, vars: map[string]any{"bos_token": literal("<|start|>"), "eos_token": literal("<|end|>")}}
+		tpl := &Template{limits: few, body: body, tok: tok, vars: map[string]any{"bos_token": literal("<|start|>"), "eos_token": literal("<|end|>")}}
 		got, err := tpl.Tokens(user, false)
 		want := c.want
 		if len(want) == 0 || want[0] != 1 {
@@ -190,7 +189,7 @@ func TestOrdinaryRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tpl := &Template{body: body, tok: tok}
+	tpl := &Template{limits: few, body: body, tok: tok}
 	for role, want := range map[string][]int32{"user": {1, 0}, "evil": concat([]int32{1}, tok.Encode("<|evil|>", false, false))} {
 		if got, err := tpl.Tokens([]Message{{role, ""}}, false); err != nil || !slices.Equal(got, want) {
 			t.Errorf("role %q: %v, %v, want %v", role, got, err, want)
@@ -278,36 +277,32 @@ func TestTemplateRefused(t *testing.T) {
 // TestTemplateLimits: a template that wants too much ends soon, with an error
 // that names the limit.
 func TestTemplateLimits(t *testing.T) {
-	long := strings.Repeat("x", 1<<20)
+	long := strings.Repeat("x", 1<<16)
 	for source, want := range map[string]string{
-		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}": "rendering takes more than 4194304 steps",
+		"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}": "rendering takes more than 65536 steps",
 		"{{ range(999999) }}":                                           "'range' of more than 100000 numbers",
 		"{{ 'a' * 99999999999 }}":                                       "a string 99999999999 times",
-		"{{ messages[0].content * 100000 }}":                            "rendering makes more than 268435456 bytes",
+		"{{ messages[0].content * 1000 }}":                              "rendering makes more than 4194304 bytes",
 		"{{ 99999999999 * 99999999999 }}":                               "are too large",
-		"{% for a in range(99) %}{{ messages[0].content }}{% endfor %}": "more than 67108864 bytes",
+		"{% for a in range(99) %}{{ messages[0].content }}{% endfor %}": "more than 1048576 bytes",
 		"{% for a in range(999999) %}{% endfor %}":                      "'range' of more than",
-		"{% set n = namespace(x=[]) %}{% for a in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == n.x[0] }}": "nested more than 64 deep",
-		"{% set n = namespace(x=[]) %}{% for a in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}":  "nested more than 64 deep",
-		"{% set n = namespace(x='a') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}":                  "rendering makes more than",
-		"{% set n = namespace(x='a') %}{% for a in range(99) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}":   "rendering ",
-		"{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}":                  "rendering takes more than",
-		"{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x * 9 %}{% endfor %}":                    "rendering takes more than",
-		"{% for a in range(99999) %}{% if 'y' in messages[0].content %}{% endif %}{% endfor %}":                        "rendering takes more than",
-		"{% for a in range(99999) %}{{ messages[0].content | upper | length }}{% endfor %}":                            "rendering ",
-		"{% for a in range(99999) %}{{ messages[0].content.split('x') | length }}{% endfor %}":                         "rendering takes more than",
-		"{% for a in range(99999) %}{{ messages[0].content[::-1] | length }}{% endfor %}":                              "rendering ",
-		"{% for a in range(99999) %}{{ messages[0].content[5] }}{% endfor %}":                                          "rendering takes more than",
-		"{% for a in range(99999) %}{{ messages[0].content | tojson | length }}{% endfor %}":                           "rendering ",
-		"{% for a in range(99999) %}{{ messages[0].content | trim(messages[0].content) | length }}{% endfor %}":        "rendering takes more than",
+		"{% set n = namespace(x=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == n.x[0] }}": "nested more than 64 deep",
+		"{% set n = namespace(x=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}":  "nested more than 64 deep",
+		"{% set n = namespace(x='a') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}":                "rendering makes more than",
+		"{% set n = namespace(x='a') %}{% for a in range(99) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}": "rendering ",
+		"{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}":                "rendering takes more than",
+		"{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x * 9 %}{% endfor %}":                  "rendering takes more than",
+		"{% for a in range(9999) %}{% if 'y' in messages[0].content %}{% endif %}{% endfor %}":                       "rendering takes more than",
+		"{% for a in range(9999) %}{{ messages[0].content | upper | length }}{% endfor %}":                           "rendering ",
+		"{% for a in range(9999) %}{{ messages[0].content.split('x') | length }}{% endfor %}":                        "rendering takes more than",
+		"{% for a in range(9999) %}{{ messages[0].content[::-1] | length }}{% endfor %}":                             "rendering ",
+		"{% for a in range(9999) %}{{ messages[0].content[5] }}{% endfor %}":                                         "rendering takes more than",
+		"{% for a in range(9999) %}{{ messages[0].content | tojson | length }}{% endfor %}":                          "rendering ",
+		"{% for a in range(9999) %}{{ messages[0].content | trim(messages[0].content) | length }}{% endfor %}":       "rendering takes more than",
 	} {
-		start := time.Now()
 		_, err := renderSource(source, []Message{{"user", long}}, true)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", source, err, want)
-		}
-		if d := time.Since(start); d > 60*time.Second {
-			t.Errorf("%q: took %v", source, d)
 		}
 	}
 }
