@@ -28,6 +28,10 @@ type Env struct {
 	Answer func(sched.PeerAction) *sched.PeerDone
 	Oracle *Oracle
 
+	// Granted and Revoked, where set, are the network's ends of these actions.
+	Granted func(sched.Grant)
+	Revoked func(sched.GrantID)
+
 	// DBatch and PBatch are the outstanding batches, or nil.
 	DBatch, PBatch *sched.Batch
 
@@ -103,7 +107,8 @@ func (e *Env) Turn() error {
 		if err := e.check(); err != nil {
 			return err
 		}
-		if len(e.toD)+len(e.toP) == 0 && e.Pool.Chances() == seen {
+		shared := e.D != nil && e.P != nil && e.Pool.Chances() != seen
+		if len(e.toD)+len(e.toP) == 0 && !shared {
 			return e.asleep()
 		}
 	}
@@ -167,6 +172,14 @@ func (e *Env) turnD() {
 	}
 	if r.Batch != nil {
 		e.DBatch = r.Batch
+	}
+	if e.Granted != nil {
+		for _, g := range r.Grants {
+			e.Granted(g)
+		}
+		for _, g := range r.Revokes {
+			e.Revoked(g)
+		}
 	}
 	for _, p := range r.Preempts {
 		s := e.jobs[p.Req]

@@ -30,6 +30,7 @@ type Oracle struct {
 type told struct {
 	ended  bool
 	tokens int
+	err    *sched.Error
 }
 
 type send struct {
@@ -38,6 +39,8 @@ type send struct {
 	closed   bool
 	first    bool // its first token is drawn
 	received bool
+	token    int32
+	key      sched.GrantKey
 }
 
 // rows remembers the outstanding batch of one core as it was started.
@@ -104,6 +107,18 @@ func (o *Oracle) Sends(bound, closed bool) (ids []sched.ReqID) {
 
 // First says that the send has its first token, so that D can have received it.
 func (o *Oracle) First(req sched.ReqID) bool { return o.sends[req].first }
+
+// Delivered is the grant and the first token of a send that D can have received.
+func (o *Oracle) Delivered(req sched.ReqID) (key sched.GrantKey, token int32, ok bool) {
+	s := o.sends[req]
+	return s.key, s.token, s.first && !s.received
+}
+
+// Squeezed says that the request ended because running ones needed its pages.
+func (o *Oracle) Squeezed(req sched.ReqID) bool {
+	e := o.requests[req].err
+	return e != nil && e.Code == sched.Overloaded
+}
 
 // Over says that the request has ended.
 func (o *Oracle) Over(req sched.ReqID) bool { return o.requests[req].ended }
@@ -214,7 +229,7 @@ func (o *Oracle) PrefillActions(r *sched.PrefillReady) {
 		if s := o.sends[e.Req]; s == nil || s.closed {
 			o.fault("request %d: first token without a send", e.Req)
 		} else {
-			s.first = true
+			s.first, s.token = true, e.Token
 		}
 	}
 	for _, s := range r.Opens {
@@ -230,7 +245,7 @@ func (o *Oracle) PrefillActions(r *sched.PrefillReady) {
 		if s := o.sends[b.Req]; s == nil || s.bound || s.closed {
 			o.fault("request %d: bound, but not to an open send", b.Req)
 		} else {
-			s.bound = true
+			s.bound, s.key = true, b.Key
 		}
 	}
 	for _, c := range r.Closes {
@@ -262,7 +277,7 @@ func (o *Oracle) finish(f sched.Finish) {
 	if f.Err != nil && strings.Contains(f.Err.Message, "do not fit") {
 		o.fault("request %d was taken and does not fit: %v", f.Req, f.Err)
 	}
-	t.ended = true
+	t.ended, t.err = true, f.Err
 	o.closed++
 }
 
