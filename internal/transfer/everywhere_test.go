@@ -98,11 +98,13 @@ func (r *rig) settled(m *testRoom, revoked bool) bool {
 // those whose GRANT never came wait for P's own time limit, which is now.
 func (r *rig) quiet() {
 	r.t.Helper()
-	for id, s := range r.s.rooms.sends {
-		if s.room != nil {
-			r.t.Errorf("request %d is still bound", id)
+	for id := uint64(1); id <= 2; id++ {
+		if r.mine(int64(id)) {
+			if r.bound(id) {
+				r.t.Errorf("request %d is still bound", id)
+			}
+			r.s.CloseSend(id, nil)
 		}
-		r.s.CloseSend(id, nil)
 	}
 	for _, id := range []uint64{1, 2} {
 		n := 0
@@ -117,14 +119,14 @@ func (r *rig) quiet() {
 			r.t.Errorf("request %d: received %d times, quiesced %d times", id, n, q)
 		}
 	}
-	if n := len(r.s.rooms.sends); n != 0 {
+	if n := r.sends(); n != 0 {
 		r.t.Errorf("%d sends left", n)
 	}
 }
 
 // guard poisons the pages of each grant at the moment it has quiesced.
 func (r *rig) guard(rooms ...*testRoom) {
-	r.dLog.hook = func(e Event) {
+	r.dLog.on(func(e Event) {
 		if q, ok := e.(*Quiesced); ok {
 			for _, m := range rooms {
 				if m.id == q.Grant {
@@ -132,7 +134,7 @@ func (r *rig) guard(rooms ...*testRoom) {
 				}
 			}
 		}
-	}
+	})
 }
 
 func (r *rig) checkGuard(rooms ...*testRoom) {
@@ -153,13 +155,13 @@ func TestRevokeEverywhere(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r, a, b := play(t, false, k)
 				r.guard(a, b)
-				writing := r.r.links[r.links[0]].writes
-				if inside[k] != (writing != nil) {
-					t.Errorf("byte %d: inside %v, writing %v", k, inside[k], writing != nil)
+				writing := r.writing()
+				if inside[k] != (writing != 0) {
+					t.Errorf("byte %d: inside %v, writing grant %d", k, inside[k], writing)
 				}
 				r.r.Revoke(1)
 				synctest.Wait()
-				mine := writing != nil && writing.spec.Grant == 1
+				mine := writing == 1
 				if _, _, q := r.outcome(1); (q == 0) != mine {
 					t.Errorf("quiesced %d times, half-read frame %v", q, mine)
 				}
@@ -186,8 +188,7 @@ func TestRevokeStalled(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r, a, b := play(t, false, k)
 				r.guard(a, b)
-				writing := r.r.links[r.links[0]].writes
-				mine := writing != nil && writing.spec.Grant == 1
+				mine := r.writing() == 1
 				r.r.Revoke(1)
 				time.Sleep(hurryTime - time.Millisecond)
 				synctest.Wait()

@@ -66,7 +66,7 @@ func TestRefusals(t *testing.T) {
 					t.Error("local")
 				}
 				synctest.Wait()
-				if n := len(r.s.ports); (n == 1) != (c.code == "") {
+				if n := r.ports(); (n == 1) != (c.code == "") {
 					t.Errorf("%d links at P", n)
 				}
 				r.close()
@@ -202,7 +202,7 @@ func TestStrangeDecode(t *testing.T) {
 				}
 				p.Close()
 				synctest.Wait()
-				if len(r.s.ports) != 0 || r.s.strangers != 0 {
+				if r.ports() != 0 {
 					t.Error("something is left")
 				}
 				r.close()

@@ -77,7 +77,7 @@ func (p *pipe) Read(b []byte) (int, error) {
 			p.read += n
 			p.cond.Broadcast()
 			return n, nil
-		case p.eof && len(p.buf) == 0:
+		case p.eof && len(p.buf) == 0 && p.hold < 0:
 			return 0, io.EOF
 		}
 		p.cond.Wait()
@@ -91,7 +91,7 @@ func (p *pipe) Write(b []byte) (n int, err error) {
 		switch {
 		case p.eof:
 			return n, net.ErrClosed
-		case p.gone || p.cut >= 0 && p.read >= p.cut:
+		case p.gone && p.hold < 0 || p.cut >= 0 && p.read >= p.cut:
 			return n, errCut
 		case past(p.wd):
 			return n, os.ErrDeadlineExceeded

@@ -488,9 +488,6 @@ func (l *link) frames() error {
 // data reads the payload of a DATA frame straight into its pages.
 func (l *link) data(h *head) error {
 	r, size := l.r, int(h.size)
-	if err := l.intake.begin(size); err != nil {
-		return err
-	}
 	r.mu.Lock()
 	now := r.cfg.Now()
 	r.table.hearLink(now, &l.lane)
@@ -508,7 +505,7 @@ func (l *link) data(h *head) error {
 	if err != nil {
 		return err
 	}
-	if credit := l.intake.end(size); credit > 0 {
+	if credit := l.intake.read(size); credit > 0 {
 		r.mu.Lock()
 		l.credit += credit
 		r.mu.Unlock()

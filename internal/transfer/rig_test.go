@@ -116,6 +116,13 @@ func (l *log[E]) add(e E) {
 	}
 }
 
+// on sets what is called with every further event.
+func (l *log[E]) on(hook func(E)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hook = hook
+}
+
 // pick gives the events of one type.
 func pick[T, E any](l *log[E]) (out []T) {
 	l.mu.Lock()
@@ -331,7 +338,7 @@ type testRoom struct {
 // serve lets P's core answer by itself: rooms are bound when they are granted
 // and closed when D takes them back. Requests have the number of their room.
 func (r *rig) serve() {
-	r.pLog.hook = func(e SenderEvent) {
+	r.pLog.on(func(e SenderEvent) {
 		switch e := e.(type) {
 		case *Granted:
 			if r.mine(e.Room) {
@@ -342,14 +349,45 @@ func (r *rig) serve() {
 				r.s.CloseSend(uint64(e.Room), nil)
 			}
 		}
-	}
+	})
 }
 
 // mine tells whether a room has a request at P.
 func (r *rig) mine(room int64) bool {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	return r.s.rooms.sends[uint64(room)] != nil
+	s := r.s.rooms.sends[uint64(room)]
+	return s != nil && !s.over
+}
+
+// writing is the grant that the first link is half way through a frame of, or 0.
+func (r *rig) writing() uint64 {
+	r.r.mu.Lock()
+	defer r.r.mu.Unlock()
+	if g := r.r.links[r.links[0]].writes; g != nil {
+		return g.spec.Grant
+	}
+	return 0
+}
+
+// bound tells whether a request is joined to a room.
+func (r *rig) bound(req uint64) bool {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.s.rooms.sends[req].room != nil
+}
+
+// sends and ports count what P holds.
+func (r *rig) sends() int {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return len(r.s.rooms.sends)
+}
+
+func (r *rig) ports() int {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return len(r.s.ports)
 }
 
 func (r *rig) room(id uint64, tokens, firstPage int) *testRoom {

@@ -94,8 +94,8 @@ type send struct {
 	rows  []int // final, by layer
 	first *First
 	room  *room
-	begun int // frames being written that name its pages
-	over  bool
+	begun int  // frames being written that name its pages
+	over  bool // closeSend came; it stays until begun is 0
 }
 
 // frame is what a writer shall write next.
@@ -283,8 +283,8 @@ func (t *rooms) leave(o *outlet, cause string) {
 
 // open takes a request, or other pages for one that is not bound yet.
 func (t *rooms) open(req uint64, spec SendSpec) {
-	if old := t.sends[req]; old != nil && old.room != nil {
-		panic(fmt.Sprintf("transfer: request %d opened again while it is being sent", req))
+	if old := t.sends[req]; old != nil && (old.room != nil || old.over) {
+		panic(fmt.Sprintf("transfer: request %d opened again after Bind or CloseSend", req))
 	}
 	if spec.Tokens < 1 || spec.Cached < 0 || spec.Cached >= spec.Tokens || len(spec.Pages) < t.geometry.PagesFor(spec.Tokens) {
 		panic(fmt.Sprintf("transfer: request %d: %d pages for %d tokens, %d cached", req, len(spec.Pages), spec.Tokens, spec.Cached))
@@ -312,7 +312,7 @@ func (t *rooms) layerDone(req uint64, layer, tokens int) {
 // gone, Closed has told so.
 func (t *rooms) bind(now time.Duration, req uint64, key GrantKey) {
 	s, r := t.sends[req], t.rooms[key]
-	if s == nil || s.room != nil {
+	if s == nil || s.over || s.room != nil {
 		panic(fmt.Sprintf("transfer: request %d bound without being open, or twice", req))
 	}
 	if r == nil {
@@ -361,18 +361,23 @@ func (t *rooms) stir(s *send) {
 
 func (t *rooms) closeSend(req uint64, cause *Cause) {
 	s := t.sends[req]
-	if s == nil {
+	switch {
+	case s == nil: // it was Received meanwhile
 		t.events = append(t.events, &SendQuiesced{req})
 		return
-	}
-	delete(t.sends, req)
-	s.over = true
-	if s.room != nil {
+	case s.room != nil:
 		t.sayEnd(s.room, cause)
 		t.remove(s.room)
 	}
-	if s.begun == 0 {
-		t.events = append(t.events, &SendQuiesced{req})
+	s.over = true
+	t.quiesce(s)
+}
+
+// quiesce ends a send that is over when no begun frame names its pages.
+func (t *rooms) quiesce(s *send) {
+	if s.over && s.begun == 0 && t.sends[s.req] == s {
+		delete(t.sends, s.req)
+		t.events = append(t.events, &SendQuiesced{s.req})
 	}
 }
 
@@ -492,9 +497,8 @@ func (t *rooms) done(o *outlet) {
 		return
 	}
 	o.begun = nil
-	if s.begun--; s.begun == 0 && s.over {
-		t.events = append(t.events, &SendQuiesced{s.req})
-	}
+	s.begun--
+	t.quiesce(s)
 }
 
 // busy appends the grants of a link that P still owes something.

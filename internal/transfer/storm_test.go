@@ -44,7 +44,7 @@ func storm(t *testing.T, seed uint64, dn, pn int) {
 	rooms := map[uint64]*stormRoom{}
 	var ids sync.Map // room number → *stormRoom, for the hooks
 	serve := r.pLog.hook
-	r.pLog.hook = func(e SenderEvent) {
+	r.pLog.on(func(e SenderEvent) {
 		serve(e)
 		switch e := e.(type) {
 		case *Granted:
@@ -56,14 +56,14 @@ func storm(t *testing.T, seed uint64, dn, pn int) {
 				r.pa.poison(m.(*stormRoom).pp)
 			}
 		}
-	}
-	r.dLog.hook = func(e Event) {
+	})
+	r.dLog.on(func(e Event) {
 		if q, ok := e.(*Quiesced); ok {
 			if m, ok := ids.Load(q.Grant); ok && !m.(*stormRoom).landed(r) {
 				r.da.poison(m.(*stormRoom).dp)
 			}
 		}
-	}
+	})
 	for id := uint64(1); id <= stormRooms; id++ {
 		m := &stormRoom{testRoom: testRoom{id: id, tokens: stormTokens - rng.IntN(8)}, want: map[string][]byte{}}
 		k := small.PagesFor(m.tokens)
@@ -85,8 +85,10 @@ func storm(t *testing.T, seed uint64, dn, pn int) {
 	synctest.Wait()
 	time.Sleep(time.Minute) // whatever was left half done is over now
 	synctest.Wait()
-	for id := range r.s.rooms.sends {
-		r.s.CloseSend(id, &Cause{"deadline_exceeded", "the test ends"})
+	for id := range rooms {
+		if r.mine(int64(id)) {
+			r.s.CloseSend(id, &Cause{"deadline_exceeded", "the test ends"})
+		}
 	}
 	synctest.Wait()
 	landed := 0

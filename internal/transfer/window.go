@@ -35,35 +35,18 @@ func (w *window) refill(n uint64) error {
 	return nil
 }
 
-// intake is D's side.
-//
-//	begin(n)  a DATA frame with n bytes of payload begins to arrive
-//	end(n)    its payload has been read; gives the CREDIT to send, 0 for none yet
-//
-// Credit goes back in lumps of a quarter of the window, so that P always has
-// three quarters when everything sent has been read, which is more than one frame.
-type intake struct{ limit, open, owed int64 }
+// intake is D's side: read counts the payload of a DATA frame that has been
+// read, and gives the CREDIT to send, 0 for none yet. Credit goes back in lumps
+// of a quarter of the window, so that P has three quarters when everything
+// sent has been read, which is more than one frame. A P that sends more than
+// its credit waits in the socket: D has nothing to lose by it.
+type intake struct{ limit, owed int64 }
 
 func newIntake(limit int) intake { return intake{limit: int64(limit)} }
 
-func (w *intake) begin(n int) error {
-	if int64(n) > w.limit-w.open {
-		return breachf(whyCredit, "DATA of %d bytes, credit is %d", n, w.limit-w.open)
+func (w *intake) read(n int) (credit uint64) {
+	if w.owed += int64(n); w.owed >= w.limit/4 {
+		credit, w.owed = uint64(w.owed), 0
 	}
-	w.open += int64(n)
-	return nil
-}
-
-func (w *intake) end(n int) (credit uint64) {
-	w.owed += int64(n)
-	if n < 0 || w.owed > w.open {
-		panic(fmt.Sprintf("transfer: %d bytes consumed, %d arrived", w.owed, w.open))
-	}
-	if w.owed < w.limit/4 {
-		return 0
-	}
-	credit = uint64(w.owed)
-	w.open -= w.owed
-	w.owed = 0
 	return credit
 }
