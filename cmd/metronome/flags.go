@@ -79,6 +79,7 @@ type routerOnly struct {
 	MaxBody        Size          `help:"Largest request body." default:"32MiB"`
 	MaxEjected     Percent       `help:"Largest share of a pool that failing requests may take out." default:"50%"`
 	RequestTimeout time.Duration `help:"Longest life of a request." default:"600s"`
+	IdleTimeout    time.Duration `help:"Longest silence of a decode worker whose answer has begun." default:"60s"`
 }
 
 type routerCmd struct {

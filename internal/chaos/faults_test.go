@@ -16,13 +16,15 @@ var faultFlags = struct{ prefill, decode, both []string }{
 	prefill: []string{"--bootstrap-timeout=2s"},
 	decode: []string{"--on-mismatch=reject", "--parallel-info-timeout=1s", "--parallel-info-attempts=2", "--heartbeat-interval=500ms",
 		"--resolve-timeout=4s"},
-	both: []string{"--engine=sim", "--sim-prefill-rate=2000", "--kv-timeout=2s", "--request-timeout=30s", "--drain=1s"},
+	both: []string{"--engine=sim", "--sim-prefill-rate=2000", "--kv-timeout=2s", "--request-timeout=30s", "--drain=1s",
+		"--prefix-cache=false"},
 }
 
 const (
 	longPrompt   = 2000
-	requestBound = 15 * time.Second // within which every request must end, whatever happens
-	idleWait     = 5 * time.Second  // after the last request, until everything is given back
+	requestBound = 15 * time.Second       // within which every request must end, whatever happens
+	idleWait     = 5 * time.Second        // after the last request, until everything is given back
+	beatLimit    = 500 * time.Millisecond // a gap of the bystander: five processes and the test share two cores; TestBeat measures alone
 )
 
 // faultFleet is two prefill and two decode workers behind a router, with a
@@ -43,10 +45,10 @@ func startFaultFleet(t *testing.T) *faultFleet {
 	t.Helper()
 	f := &faultFleet{rig: newRig(t)}
 	for i := range f.prefill {
-		f.prefill[i] = f.rig.startPrefill(t, "sim", append(faultFlags.prefill, faultFlags.both...)...)
-		f.decode[i] = f.rig.startDecode(t, "sim", append(faultFlags.decode, faultFlags.both...)...)
+		f.prefill[i] = f.rig.start(t, f.args("prefill", "127.0.0.1:"+fixedPort(t), "127.0.0.1:"+fixedPort(t))...)
+		f.decode[i] = f.rig.start(t, f.args("decode", "127.0.0.1:"+fixedPort(t), "")...)
 	}
-	f.router = f.rig.startRouter(t, f.prefill[:], f.decode[:], "--policy=round_robin")
+	f.router = f.rig.startRouter(t, f.prefill[:], f.decode[:], "--policy=round_robin", "--idle-timeout=3s")
 	f.warmUp(t)
 	f.want = f.ask(t, nil)
 	if f.want.Status != 200 || len(f.want.IDs) != 24 {
@@ -207,13 +209,17 @@ func (f *faultFleet) several(t *testing.T, n int, each func(int)) {
 // restart starts a worker anew at the addresses of a dead one.
 func (f *faultFleet) restart(t *testing.T, dead *Proc, flags ...string) *Proc {
 	t.Helper()
-	args := []string{dead.Role, "sim", "--listen=" + strings.TrimPrefix(dead.HTTP, "http://")}
-	if dead.Role == "prefill" {
-		args = append(append(args, "--bootstrap-listen="+dead.Bootstrap), faultFlags.prefill...)
+	return f.rig.start(t, append(f.args(dead.Role, strings.TrimPrefix(dead.HTTP, "http://"), dead.Bootstrap), flags...)...)
+}
+
+func (f *faultFleet) args(role, listen, bootstrap string) []string {
+	args := []string{role, "sim", "--listen=" + listen}
+	if role == "prefill" {
+		args = append(append(args, "--bootstrap-listen="+bootstrap), faultFlags.prefill...)
 	} else {
 		args = append(args, faultFlags.decode...)
 	}
-	return f.rig.start(t, append(append(args, faultFlags.both...), flags...)...)
+	return append(args, faultFlags.both...)
 }
 
 // fault is what happens to a worker; heal makes it whole again and returns the
@@ -268,7 +274,7 @@ func (f *faultFleet) checkBystander(t *testing.T, when string, from time.Time) {
 	if len(g) < 10 {
 		t.Fatalf("%s: the bystander had %d tokens in %v", when, len(g), time.Since(from))
 	}
-	if worst := g[len(g)-1]; worst > 250*time.Millisecond {
+	if worst := g[len(g)-1]; worst > beatLimit {
 		t.Errorf("%s: the bystander waited %v for a token", when, worst)
 	}
 }

@@ -3,9 +3,11 @@ package chaos
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 )
@@ -101,6 +103,30 @@ func (r *Rig) startRouter(t *testing.T, prefill, decode []*Proc, flags ...string
 		args = append(args, "--decode="+d.HTTP)
 	}
 	return r.start(t, args...)
+}
+
+// fixedPort is a free port below those that the system gives to outgoing
+// connections, so that a process can be started at it again.
+func fixedPort(t *testing.T) string {
+	t.Helper()
+	for range 1000 {
+		fixed.Lock()
+		fixed.next++
+		n := 20000 + (os.Getpid()*97+fixed.next)%12000
+		fixed.Unlock()
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n))
+		if err == nil {
+			ln.Close()
+			return fmt.Sprint(n)
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+var fixed struct {
+	sync.Mutex
+	next int
 }
 
 func port(addr string) string {
