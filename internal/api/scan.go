@@ -2,13 +2,10 @@ package api
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"hash/maphash"
-	"math/bits"
+	"slices"
 	"strconv"
-	"unicode/utf16"
-	"unicode/utf8"
 )
 
 // Bounds on what one request body may hold. The size of the whole body is
@@ -59,15 +56,13 @@ type list struct {
 // (also when only its escapes differ), and wrong types in the fields it reads.
 // It takes no memory for a body with up to 32 top-level fields.
 func Scan(body []byte) (Scanned, *Error) {
-	s := Scanned{body: body, n: 1}
-	var prints [32]uint64
-	v := visitor{s: &s, prints: prints[:0]}
+	v := visitor{Scanned: Scanned{body: body, n: 1}}
 	i := skipSpace(body, 0)
 	if i == len(body) {
-		return s, Errorf(InvalidRequest, "the body is empty; a JSON object was expected")
+		return Scanned{}, Errorf(InvalidRequest, "the body is empty; a JSON object was expected")
 	}
 	if body[i] != '{' {
-		return s, Errorf(InvalidRequest, "the body must be a JSON object")
+		return Scanned{}, Errorf(InvalidRequest, "the body must be a JSON object")
 	}
 	end, err := v.members(body, i)
 	if err == nil {
@@ -76,22 +71,24 @@ func Scan(body []byte) (Scanned, *Error) {
 		}
 	}
 	if err == nil {
-		err = s.samplingChoices()
+		err = v.samplingChoices()
 	}
-	return s, err
+	return v.Scanned, err
 }
 
 // visitor walks the members of the top-level object and notes what is found.
 type visitor struct {
-	s      *Scanned
-	prints []uint64 // hashes of the names so far
-	last   int      // end of the last kept member, 0: none yet
-	cut    int      // start of the run of pairing fields under way, -1: none
+	Scanned
+	few  [32]uint64 // hashes of the names so far: the first ones,
+	many []uint64   // and the others
+	nfew int        // used of few
+	last int        // end of the last kept member, 0: none yet
+	cut  int        // start of the run of pairing fields under way, -1: none
 }
 
 // members scans the object at b[i] and returns the offset after it.
 func (v *visitor) members(b []byte, i int) (int, *Error) {
-	v.s.open, v.cut = i+1, -1
+	v.open, v.cut = i+1, -1
 	i = skipSpace(b, i+1)
 	if i < len(b) && b[i] == '}' {
 		return i + 1, nil
@@ -129,7 +126,7 @@ func (v *visitor) members(b []byte, i int) (int, *Error) {
 // member notes one field. A pairing field opens a cut or prolongs the one that
 // is open; any other closes it at its own first byte.
 func (v *visitor) member(name, val span, l list) *Error {
-	b := v.s.body
+	b := v.body
 	key := b[name.off+1 : name.end-1]
 	var room [64]byte
 	if !plain(key) {
@@ -145,13 +142,13 @@ func (v *visitor) member(name, val span, l list) *Error {
 		return nil
 	}
 	if v.cut >= 0 {
-		if err := v.s.addCut(span{v.cut, name.off}); err != nil {
+		if err := v.addCut(span{v.cut, name.off}); err != nil {
 			return err
 		}
 		v.cut = -1
 	}
-	v.s.kept, v.last = true, val.end
-	return v.s.field(key, val, l)
+	v.kept, v.last = true, val.end
+	return v.Scanned.field(key, val, l)
 }
 
 // finish closes the cut that reaches to the object's end. It takes along the
@@ -160,10 +157,10 @@ func (v *visitor) finish(end int) *Error {
 	if v.cut < 0 {
 		return nil
 	}
-	if v.s.kept {
+	if v.kept {
 		v.cut = v.last
 	}
-	return v.s.addCut(span{v.cut, end})
+	return v.addCut(span{v.cut, end})
 }
 
 func (s *Scanned) addCut(c span) *Error {
@@ -181,21 +178,22 @@ var hashSeed = maphash.MakeSeed() // so that nobody can aim for collisions
 // hash one after the other: with the bound on fields that is cheaper than any
 // table.
 func (v *visitor) unique(key []byte) *Error {
-	if len(v.prints) == maxFields {
+	h := maphash.Bytes(hashSeed, key)
+	if slices.Contains(v.few[:v.nfew], h) || slices.Contains(v.many, h) {
+		name := string(key[:min(len(key), 64)])
+		return &Error{Code: InvalidRequest, Message: fmt.Sprintf("the field %q comes twice", name), Param: name}
+	}
+	switch {
+	case v.nfew < len(v.few):
+		v.few[v.nfew] = h
+		v.nfew++
+	case v.nfew+len(v.many) < maxFields:
+		v.many = append(v.many, h)
+	default:
 		return Errorf(InvalidRequest, "more than %d top-level fields", maxFields)
 	}
-	h := maphash.Bytes(hashSeed, key)
-	for _, p := range v.prints {
-		if p == h {
-			return &Error{Code: InvalidRequest, Message: fmt.Sprintf("the field %.64q comes twice", key), Param: paramName(key)}
-		}
-	}
-	v.prints = append(v.prints, h)
 	return nil
 }
-
-// paramName is a field's name as it goes into an error.
-func paramName(key []byte) string { return string(key[:min(len(key), 64)]) }
 
 // isPairing tells the fields that pair the two legs of a request, or choose a
 // rank or a peer for it. They are the router's to set: a client's own are
@@ -407,337 +405,4 @@ func appendPairing(b []byte, p Injection) []byte {
 		i++
 		return strconv.AppendInt(b, p.Rooms[i], 10)
 	})
-}
-
-// What follows is the grammar. Each function takes the offset of a value's
-// first byte and returns the offset after its last.
-
-func syntax(b []byte, i int, where string) *Error {
-	if i >= len(b) {
-		return Errorf(InvalidRequest, "the body is not valid JSON: it ends too early, %s", where)
-	}
-	return Errorf(InvalidRequest, "the body is not valid JSON: unexpected %q at byte %d, %s", b[i], i, where)
-}
-
-func skipSpace(b []byte, i int) int {
-	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
-		i++
-	}
-	return i
-}
-
-const (
-	ones  = 0x0101010101010101
-	highs = 0x8080808080808080
-)
-
-// stops marks the bytes of w that end a run of ordinary string bytes: a quote,
-// a backslash, a control character. Only the lowest mark is exact (a borrow
-// may mark a byte above it), and only that one is used.
-func stops(w uint64) uint64 {
-	q := w ^ ones*'"'
-	e := w ^ ones*'\\'
-	return ((q-ones)&^q | (e-ones)&^e | (w-ones*0x20)&^w) & highs
-}
-
-// skipString skips the string whose quote is at b[i]: eight bytes at a time,
-// which is what keeps a long prompt near the speed of memory.
-func skipString(b []byte, i int) (int, *Error) {
-	i++
-	for {
-		for i+8 <= len(b) {
-			m := stops(binary.LittleEndian.Uint64(b[i:]))
-			if m != 0 {
-				i += bits.TrailingZeros64(m) / 8
-				break
-			}
-			i += 8
-		}
-		for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= 0x20 {
-			i++
-		}
-		if i >= len(b) || b[i] < 0x20 {
-			return 0, syntax(b, i, "in a string")
-		}
-		if b[i] == '"' {
-			return i + 1, nil
-		}
-		if i++; i >= len(b) {
-			return 0, syntax(b, i, "in an escape")
-		}
-		switch b[i] {
-		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-			i++
-		case 'u':
-			for k := 0; k < 4; k++ {
-				if i++; i >= len(b) || hexVal(b[i]) < 0 {
-					return 0, syntax(b, i, `in a \u escape`)
-				}
-			}
-			i++
-		default:
-			return 0, syntax(b, i, "in an escape")
-		}
-	}
-}
-
-func hexVal(c byte) rune {
-	switch {
-	case '0' <= c && c <= '9':
-		return rune(c - '0')
-	case 'a' <= c && c <= 'f':
-		return rune(c-'a') + 10
-	case 'A' <= c && c <= 'F':
-		return rune(c-'A') + 10
-	}
-	return -1
-}
-
-func isDigit(b []byte, i int) bool { return i < len(b) && '0' <= b[i] && b[i] <= '9' }
-
-func skipDigits(b []byte, i int) int {
-	for isDigit(b, i) {
-		i++
-	}
-	return i
-}
-
-func skipNumber(b []byte, i int) (int, *Error) {
-	if b[i] == '-' {
-		i++
-	}
-	switch {
-	case !isDigit(b, i):
-		return 0, syntax(b, i, "in a number")
-	case b[i] == '0':
-		i++
-	default:
-		i = skipDigits(b, i)
-	}
-	if i < len(b) && b[i] == '.' {
-		if i++; !isDigit(b, i) {
-			return 0, syntax(b, i, "after a decimal point")
-		}
-		i = skipDigits(b, i)
-	}
-	if i < len(b) && (b[i] == 'e' || b[i] == 'E') {
-		if i++; i < len(b) && (b[i] == '+' || b[i] == '-') {
-			i++
-		}
-		if !isDigit(b, i) {
-			return 0, syntax(b, i, "in an exponent")
-		}
-		i = skipDigits(b, i)
-	}
-	return i, nil
-}
-
-func skipWord(b []byte, i int, word string) (int, *Error) {
-	for k := 0; k < len(word); k++ {
-		if i+k >= len(b) || b[i+k] != word[k] {
-			return 0, syntax(b, i+k, "in "+word)
-		}
-	}
-	return i + len(word), nil
-}
-
-// skipScalar skips a string, number or word.
-func skipScalar(b []byte, i int) (int, *Error) {
-	if i >= len(b) {
-		return 0, syntax(b, i, "looking for a value")
-	}
-	switch c := b[i]; {
-	case c == '"':
-		return skipString(b, i)
-	case c == '-' || '0' <= c && c <= '9':
-		return skipNumber(b, i)
-	case c == 't':
-		return skipWord(b, i, "true")
-	case c == 'f':
-		return skipWord(b, i, "false")
-	case c == 'n':
-		return skipWord(b, i, "null")
-	}
-	return 0, syntax(b, i, "looking for a value")
-}
-
-// skipValue skips any value. outer is the depth it stands at. Nesting is kept
-// in one bit a level (set: object), so that no depth takes memory.
-func skipValue(b []byte, i, outer int) (int, list, *Error) {
-	var l list
-	if i >= len(b) || b[i] != '{' && b[i] != '[' {
-		end, err := skipScalar(b, i)
-		return end, l, err
-	}
-	n := nest{outer: outer}
-	l.array = b[i] == '['
-	if l.array {
-		l.first = at(b, skipSpace(b, i+1))
-	}
-	for {
-		// b[i] begins a value.
-		var err *Error
-		if i < len(b) && (b[i] == '{' || b[i] == '[') {
-			if err = n.push(b, i); err != nil {
-				return 0, l, err
-			}
-			object := b[i] == '{'
-			if i = skipSpace(b, i+1); at(b, i) != closing(object) {
-				if object {
-					if i, err = skipName(b, i); err != nil {
-						return 0, l, err
-					}
-				}
-				if n.depth == 1 {
-					l.elems = 1
-				}
-				continue
-			}
-		} else if i, err = skipScalar(b, i); err != nil {
-			return 0, l, err
-		}
-		// b[i] follows a value, or closes an empty object or array.
-		for {
-			i = skipSpace(b, i)
-			if c := at(b, i); c == ',' {
-				i = skipSpace(b, i+1)
-				if n.object() {
-					if i, err = skipName(b, i); err != nil {
-						return 0, l, err
-					}
-				}
-				if n.depth == 1 {
-					l.elems++
-				}
-				break
-			} else if c != closing(n.object()) {
-				return 0, l, syntax(b, i, "after a value")
-			}
-			i++
-			if n.pop() {
-				return i, l, nil
-			}
-		}
-	}
-}
-
-// at is b[i], or 0, which no JSON text holds outside of strings.
-func at(b []byte, i int) byte {
-	if i < len(b) {
-		return b[i]
-	}
-	return 0
-}
-
-func closing(object bool) byte {
-	if object {
-		return '}'
-	}
-	return ']'
-}
-
-// skipName skips a field's name and colon, up to its value.
-func skipName(b []byte, i int) (int, *Error) {
-	if at(b, i) != '"' {
-		return 0, syntax(b, i, "looking for a field's name")
-	}
-	i, err := skipString(b, i)
-	if err != nil {
-		return 0, err
-	}
-	if i = skipSpace(b, i); at(b, i) != ':' {
-		return 0, syntax(b, i, "after a field's name")
-	}
-	return skipSpace(b, i+1), nil
-}
-
-// nest is a stack of one-bit entries: set for an object, clear for an array.
-type nest struct {
-	bits  [maxDepth/64 + 1]uint64
-	depth int
-	outer int
-}
-
-func (n *nest) push(b []byte, i int) *Error {
-	if n.outer+n.depth >= maxDepth {
-		return Errorf(InvalidRequest, "the body nests deeper than %d at byte %d", maxDepth, i)
-	}
-	w, bit := n.depth/64, uint64(1)<<(n.depth%64)
-	n.bits[w] &^= bit
-	if b[i] == '{' {
-		n.bits[w] |= bit
-	}
-	n.depth++
-	return nil
-}
-
-func (n *nest) pop() (empty bool) { n.depth--; return n.depth == 0 }
-
-func (n *nest) object() bool {
-	d := n.depth - 1
-	return n.bits[d/64]>>(d%64)&1 == 1
-}
-
-// plain tells whether a string's bytes stand for themselves.
-func plain(b []byte) bool {
-	for _, c := range b {
-		if c == '\\' || c >= utf8.RuneSelf {
-			return false
-		}
-	}
-	return true
-}
-
-// appendUnquoted appends the meaning of a valid string's inner bytes, as
-// encoding/json gives it: what is not UTF-8 and lone surrogates are U+FFFD.
-func appendUnquoted(dst, b []byte) []byte {
-	for i := 0; i < len(b); {
-		c := b[i]
-		switch {
-		case c == '\\' && b[i+1] == 'u':
-			r := hex4(b[i+2:])
-			i += 6
-			if utf16.IsSurrogate(r) {
-				pair := rune(utf8.RuneError)
-				if i+6 <= len(b) && b[i] == '\\' && b[i+1] == 'u' {
-					pair = utf16.DecodeRune(r, hex4(b[i+2:]))
-				}
-				if r = pair; r != utf8.RuneError {
-					i += 6
-				}
-			}
-			dst = utf8.AppendRune(dst, r)
-		case c == '\\':
-			dst = append(dst, unescape(b[i+1]))
-			i += 2
-		case c < utf8.RuneSelf:
-			dst = append(dst, c)
-			i++
-		default:
-			r, n := utf8.DecodeRune(b[i:])
-			dst = utf8.AppendRune(dst, r)
-			i += n
-		}
-	}
-	return dst
-}
-
-func hex4(b []byte) rune {
-	return hexVal(b[0])<<12 | hexVal(b[1])<<8 | hexVal(b[2])<<4 | hexVal(b[3])
-}
-
-func unescape(c byte) byte {
-	switch c {
-	case 'b':
-		return '\b'
-	case 'f':
-		return '\f'
-	case 'n':
-		return '\n'
-	case 'r':
-		return '\r'
-	case 't':
-		return '\t'
-	}
-	return c // a quote, a slash, a backslash
 }

@@ -102,6 +102,7 @@ func TestItems(t *testing.T) {
 		{Generate, `{"input_ids":[[1,2,3],[4]]}`, 2, true},
 		{Generate, `{"input_ids":[[1,2,3]],"n":0}`, 1, true},
 		{Generate, `{"input_ids":[],"n":-4}`, 1, false},
+		{Completion, `{"prompt":[ "a",1,2,3, 4,[5,6,7]]}`, 6, true},
 	} {
 		s, err := Scan([]byte(c.body))
 		if err != nil {
@@ -167,6 +168,7 @@ func corpus() []string {
 		"{\"a\":\"\n\"}", "{\"a\":\"\x7f\x80\xff\"}", `{"a":"01234567\"89"}`, `{"a":"0123456\\"}`, "{\"a\":\"0123456789abc\x1f\"}",
 		`{"a":[1,2,[3,[]],{"b":[{}]}]}`, `{"a":[1,]}`, `{"a":[,1]}`, `{"a":[1 2]}`, `{"a":[}`, `{"a":{]}`, `{"a":{"b":1]}`, `{"a":[1}}`, `{"a":{"b":[1,{"c":2}]},"d":3}`,
 		`{"bootstrap_room":1,"a":1}`, `{"a":1,"bootstrap_host":"x"}`, `{"bootstrap_host":1,"bootstrap_port":2}`, `{"Kv_transfer_params":1}`, `{"` + "\u212a" + `v_tranſfer_params":1,"z":2}`,
+		`{"a":[1,2,3, 4,0,01]}`, `{"a":[0,0, 0,10,-1,2.5]}`, `{"a":[1, 2, ]}`, `{"a":[1,,2]}`, `{"a":[1 ,2, "3"]}`, `{"a":[[1,2],[3, 4]],"b":1,2}`, `{"input_ids":[1,2,3`,
 		`{"stream":true,"n":2,"prompt":["a",[1]],"sampling_params":{"n":2}}`, `{"sampling_params":[{"q":"}","n":"x"}]}`, `{"n":-1}`, `{"n":-}`,
 		` { "a" : [ ] , "b" : { } } `,
 	}
