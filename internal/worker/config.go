@@ -46,6 +46,7 @@ type Config struct {
 	MaxQueued      int    // requests beyond them [512]
 	Chunk          int    // tokens of one prefill chunk [512]
 	PrefixCache    bool
+	ReservedTokens int           // growth in tokens that admission to decode keeps free for each sequence ahead [512]
 	ServedName     string        // model name in answers [the file's]
 	RequestTimeout time.Duration // of a whole request [600s]
 
@@ -100,6 +101,7 @@ func (c *Config) defaults() {
 	c.MaxRunning = cmp.Or(c.MaxRunning, 64)
 	c.MaxQueued = cmp.Or(c.MaxQueued, 512)
 	c.Chunk = cmp.Or(c.Chunk, 512)
+	c.ReservedTokens = cmp.Or(c.ReservedTokens, 512)
 	c.RequestTimeout = cmp.Or(c.RequestTimeout, 600*time.Second)
 	c.BootstrapListen = cmp.Or(c.BootstrapListen, "127.0.0.1:8998")
 	c.KVListen = cmp.Or(c.KVListen, "127.0.0.1:0")
@@ -151,7 +153,7 @@ func (c *Config) check() error {
 		v, high int
 	}{
 		{"--threads", c.Threads, 1024}, {"--tp", c.TP, 1024}, {"--dp", c.DP, 1024}, {"--page-size", c.PageSize, 4096},
-		{"--max-running", c.MaxRunning, 1 << 16}, {"--max-queued", c.MaxQueued, 1 << 20}, {"--chunk", c.Chunk, 1 << 16},
+		{"--max-running", c.MaxRunning, 1 << 16}, {"--max-queued", c.MaxQueued, 1 << 20}, {"--chunk", c.Chunk, 1 << 16}, {"--reserved-tokens", c.ReservedTokens, 1 << 20},
 		{"--parallel-info-attempts", c.ParallelInfoAttempts, 1 << 20}, {"--heartbeat-failures", c.HeartbeatFailures, 1 << 20},
 	} {
 		if n.v < 1 || n.v > n.high {

@@ -181,8 +181,8 @@ func TestServeAnswers(t *testing.T) {
 		{PrefixCache: true},
 		{Chunk: 16},
 		{Chunk: 7, PageSize: 4, MaxRunning: 3, KVPages: 256},
-		{PageSize: 4, MaxRunning: 8, KVPages: 40, PrefixCache: true}, // preempts
-		{PageSize: 1, MaxRunning: 8, KVPages: 160},                   // preempts
+		{PageSize: 4, MaxRunning: 8, KVPages: 40, ReservedTokens: 1, PrefixCache: true}, // preempts
+		{PageSize: 1, MaxRunning: 8, KVPages: 160, ReservedTokens: 1},                   // preempts
 	} {
 		t.Run(fmt.Sprintf("chunk=%d,page=%d,pages=%d,cache=%v", cfg.Chunk, cfg.PageSize, cfg.KVPages, cfg.PrefixCache), func(t *testing.T) {
 			size := cfg.PageSize

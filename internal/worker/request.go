@@ -82,9 +82,7 @@ func (q *request) put(out engine.Output, index int) {
 // reuses the row's memory, the reader keeps what it is given.
 func (p *pass) output(row int) engine.Output {
 	out := p.batch.Rows[row].Out
-	if len(out.Top) > 0 {
-		out.Top = slices.Clone(out.Top)
-	}
+	out.Top = append([]engine.TokenLogprob(nil), out.Top...) // nil when there are none
 	return out
 }
 

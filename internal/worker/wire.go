@@ -105,7 +105,8 @@ func (w *Worker) decodeConfig() sched.DecodeConfig {
 	c := &w.cfg
 	return sched.DecodeConfig{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, MaxGrants: maxGrants(c), Context: c.Context, Vocab: w.Vocab(),
-		KVTimeout: c.KVTimeout, PrefixCache: c.PrefixCache,
+		ReservedTokens: c.ReservedTokens,
+		KVTimeout:      c.KVTimeout, PrefixCache: c.PrefixCache,
 		Peers: sched.PeersConfig{
 			Timeout: c.ParallelInfoTimeout, Attempts: c.ParallelInfoAttempts, Interval: c.ParallelInfoInterval,
 			HeartbeatInterval: c.HeartbeatInterval, HeartbeatFailures: c.HeartbeatFailures, ResolveTimeout: c.ResolveTimeout,
