@@ -124,6 +124,7 @@ func (p *prefillSide) recompute(now time.Duration, g *granted, key sched.GrantKe
 		q.history = slices.Clip(q.prompt)
 	}
 	p.loop.open[q.id] = q
+	p.loop.jobs.Add(1) // a drain waits for it: its answer has begun
 	p.core.Step(now, &sched.SubmitPrefill{
 		Req: q.id, Prompt: q.prompt, Room: q.room, Index: g.Index, MaxHit: q.maxHit(), Deadline: q.deadline, Grant: key,
 	})

@@ -121,7 +121,8 @@ func (l *loop) stopAt(now time.Duration, s *sched.StopAt) {
 func (l *loop) finish(f *sched.Finish) {
 	q := l.open[f.Req]
 	delete(l.open, f.Req)
-	if q == nil || q.job == nil {
+	defer l.release()
+	if q.job == nil {
 		return
 	}
 	n := f.Completion
@@ -131,7 +132,6 @@ func (l *loop) finish(f *sched.Finish) {
 	l.metrics.Generation.Add(float64(n))
 	l.metrics.Cached.Add(float64(q.cached))
 	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: n}})
-	l.release()
 }
 
 func reason(r sched.Reason) string {

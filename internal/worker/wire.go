@@ -159,12 +159,17 @@ func (w *Worker) wireServe() {
 	}
 }
 
-// wireDecode gives each rank its core and its end of the links, and all ranks
-// one peer network.
+// wireDecode gives all ranks one peer network.
 func (w *Worker) wireDecode() error {
 	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: w.cfg.PeerToken, Allow: w.allow})
 	w.onClose(client.Close)
-	w.peers = newPeernet(w.clock, client, w.log)
+	return w.wireReceivers(client, nil)
+}
+
+// wireReceivers gives each decode rank its core and its end of the links. dial
+// connects to a prefill rank; nil: TCP.
+func (w *Worker) wireReceivers(r registry, dial func(ctx context.Context, addr string) (net.Conn, error)) error {
+	w.peers = newPeernet(w.clock, r, w.log)
 	for rank, l := range w.loops {
 		l.pool = w.newPool()
 		d := &decodeSide{
@@ -175,7 +180,7 @@ func (w *Worker) wireDecode() error {
 		r, err := transfer.NewReceiver(transfer.ReceiverConfig{
 			Geometry: w.engines[rank].Geometry(), Memory: memories(w.engines[rank], w.cfg.TP),
 			Hello: transfer.Hello{Instance: w.instance, DP: rank, Fingerprint: w.Fingerprint(), KVDType: w.cfg.KVDType},
-			Token: w.cfg.PeerToken, MaxGrants: maxGrants(&w.cfg), Events: d.events, Metrics: w.transferMetrics(), Now: w.clock.now,
+			Token: w.cfg.PeerToken, MaxGrants: maxGrants(&w.cfg), Events: d.events, Metrics: w.transferMetrics(), Now: w.clock.now, Dial: dial,
 		})
 		if err != nil {
 			return err
@@ -189,8 +194,7 @@ func (w *Worker) wireDecode() error {
 // listeners of its ranks, its registry, and its registration there.
 type prefillNet struct {
 	w         *Worker
-	listeners []net.Listener // of dp rank × tp rank
-	senders   []*transfer.Sender
+	listeners []net.Listener    // of dp rank × tp rank
 	registry  *bootstrap.Server // nil: one elsewhere is used
 	registers net.Listener      // the registry's
 	registrar *bootstrap.Registrar
@@ -201,14 +205,25 @@ type prefillNet struct {
 	done   sync.WaitGroup
 }
 
-// wirePrefill gives each rank its core and its end of the links, and binds.
+// wirePrefill wires the ranks and binds what they listen on.
 func (w *Worker) wirePrefill() (err error) {
 	n := &prefillNet{w: w}
 	if n.listeners, err = w.cfg.bindKV(); err != nil {
 		return err
 	}
 	w.onClose(func() { closeAll(n.listeners) })
-	tokens := w.tokenCheck()
+	if err := w.wireSenders(); err != nil {
+		return err
+	}
+	if err := n.openRegistry(); err != nil {
+		return err
+	}
+	w.prefill = n
+	return nil
+}
+
+// wireSenders gives each prefill rank its core and its end of the links.
+func (w *Worker) wireSenders() (err error) {
 	for rank, l := range w.loops {
 		l.pool = w.newPool()
 		p := &prefillSide{loop: l, core: sched.NewPrefill(w.prefillConfig(), l.pool)}
@@ -219,17 +234,13 @@ func (w *Worker) wirePrefill() (err error) {
 				Instance: w.instance, Fingerprint: w.Fingerprint(), TP: w.cfg.TP, DP: w.cfg.DP, DPRank: rank,
 				PageSize: w.cfg.PageSize, KVDType: w.cfg.KVDType,
 			},
-			Tokens: tokens, Events: p.events, Metrics: w.transferMetrics(), Now: w.clock.now,
+			Tokens: w.tokenCheck(), Events: p.events, Metrics: w.transferMetrics(), Now: w.clock.now,
 		})
 		if err != nil {
 			return err
 		}
-		l.prefill, n.senders = p, append(n.senders, p.sender)
+		l.prefill = p
 	}
-	if err := n.openRegistry(tokens); err != nil {
-		return err
-	}
-	w.prefill = n
 	return nil
 }
 
@@ -241,7 +252,7 @@ func (w *Worker) tokenCheck() func(string) bool {
 	return api.NewTokens(w.cfg.Tokens...).Valid
 }
 
-func (n *prefillNet) openRegistry(tokens func(string) bool) (err error) {
+func (n *prefillNet) openRegistry() (err error) {
 	w, c := n.w, &n.w.cfg
 	at := c.Registry // where the registrar writes
 	n.addr = at
@@ -255,7 +266,7 @@ func (n *prefillNet) openRegistry(tokens func(string) bool) (err error) {
 		}
 		at = self(n.registers)
 		n.registry = bootstrap.NewServer(bootstrap.ServerConfig{
-			Bind: n.registers.Addr().String(), Tokens: tokens, AllowOpenWrites: c.Insecure, AnnounceHTTP: c.AnnounceHTTP,
+			Bind: n.registers.Addr().String(), Tokens: w.tokenCheck(), AllowOpenWrites: c.Insecure, AnnounceHTTP: c.AnnounceHTTP,
 			Metrics: w.metrics.Handler(), Log: w.log,
 		})
 	}
@@ -319,7 +330,7 @@ func (n *prefillNet) start() {
 	}
 	for i, ln := range n.listeners {
 		serve("KV listener", func(ctx context.Context) error {
-			return n.senders[i/n.w.cfg.TP].Serve(ctx, ln, i%n.w.cfg.TP)
+			return n.w.loops[i/n.w.cfg.TP].prefill.sender.Serve(ctx, ln, i%n.w.cfg.TP)
 		})
 	}
 	if n.registry != nil {
