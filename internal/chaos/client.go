@@ -70,6 +70,10 @@ func (a *Answer) take(b *generateBody) {
 
 // Post sends a JSON body and returns status, header and body.
 func Post(ctx context.Context, url string, body any) (int, http.Header, []byte, error) {
+	return post(ctx, Client, url, body)
+}
+
+func post(ctx context.Context, client *http.Client, url string, body any) (int, http.Header, []byte, error) {
 	data, ok := body.([]byte)
 	if !ok {
 		var err error
@@ -82,7 +86,7 @@ func Post(ctx context.Context, url string, body any) (int, http.Header, []byte, 
 		return 0, nil, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := Client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return 0, nil, nil, err
 	}
@@ -94,8 +98,13 @@ func Post(ctx context.Context, url string, body any) (int, http.Header, []byte, 
 // Generate sends one /generate request to base and waits for the whole answer.
 // An error is one of the connection; what the server said is in the Answer.
 func Generate(ctx context.Context, base string, body map[string]any) (*Answer, error) {
+	return GenerateWith(ctx, Client, base, body)
+}
+
+// GenerateWith is Generate through a client of another host.
+func GenerateWith(ctx context.Context, client *http.Client, base string, body map[string]any) (*Answer, error) {
 	start := time.Now()
-	status, header, data, err := Post(ctx, base+"/generate", body)
+	status, header, data, err := post(ctx, client, base+"/generate", body)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,8 @@ type Rig struct {
 	// Wrap goes before the binary on the command line, such as
 	// ip netns exec NAME; empty: the binary is started as it is.
 	Wrap []string
+	// Dir is the directory that processes start in; empty: ours.
+	Dir string
 
 	mu    sync.Mutex
 	procs []*Proc
@@ -118,7 +120,7 @@ func (r *Rig) spawn(args []string) (*Proc, error) {
 	line := append(append(append([]string{}, r.Wrap...), r.Binary), args...)
 	p := &Proc{Args: args, cmd: exec.Command(line[0], line[1:]...), done: make(chan struct{})}
 	p.cmd.Stderr = &p.log
-	p.cmd.Env = environ()
+	p.cmd.Env, p.cmd.Dir = environ(), r.Dir
 	stdout, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
