@@ -56,36 +56,27 @@ func (s *State) Finish(out []float32) {
 }
 
 func scores(p, q, k []float32, scale float32) {
-	d := len(q)
-	i := 0
-	for ; i+2 <= len(p); i += 2 {
-		a, b := Dot2(q, k[i*d:][:d], k[(i+1)*d:][:d])
-		p[i], p[i+1] = float32(a*scale), float32(b*scale)
-	}
-	if i < len(p) {
-		p[i] = float32(Dot(q, k[i*d:][:d]) * scale)
+	for i := range p {
+		p[i] = float32(Dot(q, k[i*len(q):][:len(q)]) * scale)
 	}
 }
 
-// mix is out[d] = Σ p[i] v[i][d], in index order from +0, eight d at a time:
-// eight chains of additions in registers. len(out) is a multiple of 16.
+// mix is out[d] = Σ p[i] v[i][d], in index order from +0, four positions at a
+// time: sums of different d do not wait for each other, and four terms pay for
+// one load and store of the sum.
 func mix(out, p, v []float32) {
 	dim := len(out)
-	for d := 0; d+8 <= dim; d += 8 {
-		var o0, o1, o2, o3, o4, o5, o6, o7 float32
-		at := d
-		for _, w := range p {
-			r := (*[8]float32)(v[at:])
-			o0 += float32(w * r[0])
-			o1 += float32(w * r[1])
-			o2 += float32(w * r[2])
-			o3 += float32(w * r[3])
-			o4 += float32(w * r[4])
-			o5 += float32(w * r[5])
-			o6 += float32(w * r[6])
-			o7 += float32(w * r[7])
-			at += dim
+	clear(out)
+	for ; len(p) >= 4; p, v = p[4:], v[4*dim:] {
+		p0, p1, p2, p3 := p[0], p[1], p[2], p[3]
+		v0, v1, v2, v3 := v[:dim], v[dim:][:dim], v[2*dim:][:dim], v[3*dim:][:dim]
+		for d := range out {
+			out[d] = (((out[d] + float32(p0*v0[d])) + float32(p1*v1[d])) + float32(p2*v2[d])) + float32(p3*v3[d])
 		}
-		*(*[8]float32)(out[d:]) = [8]float32{o0, o1, o2, o3, o4, o5, o6, o7}
+	}
+	for i, w := range p {
+		for d, f := range v[i*dim:][:dim] {
+			out[d] += float32(w * f)
+		}
 	}
 }

@@ -2,70 +2,81 @@ package kernels
 
 import "unsafe"
 
-// A float sum over an index runs in 16 lanes: lane i takes the products whose
+// A float sum over an index runs in 16 lanes: lane i takes the terms whose
 // index is i modulo 16, in index order, starting from +0. Then lanes are added
-// in halves: i and i+8, i and i+4, i and i+2, i and i+1. The loops below take
-// four lanes at a time (i, i+4, i+8, i+12), whose sum is one node of that tree:
-// four chains of additions are as many as it takes to hide their latency.
+// in halves: i and i+8, i and i+4, i and i+2, i and i+1.
 
-type lanes [4][4]float32 // lane 4a+b is [a][b]
-
-func asLanes(f []float32) []lanes {
-	return unsafe.Slice((*lanes)(unsafe.Pointer(unsafe.SliceData(f))), len(f)/16)
+// cast looks at a slice as one of larger elements, whose alignment is no
+// stricter. What does not fill an element is left out.
+func cast[To, From any](s []From) []To {
+	var to To
+	var from From
+	n := len(s) * int(unsafe.Sizeof(from)) / int(unsafe.Sizeof(to))
+	return unsafe.Slice((*To)(unsafe.Pointer(unsafe.SliceData(s))), n)
 }
 
 // Dot is the sum of a[i] b[i]. The length of both is a multiple of 16.
 //
-// One product costs a multiplication and an addition: with the two float ports
-// of today's cores a scalar loop does at best one product a cycle.
+// Lanes i, i+4, i+8 and i+12 are one node of the tree: four at a time stay in
+// registers. One term costs a multiplication and an addition, so with the two
+// float ports of today's cores a scalar loop does at best one term a cycle.
 func Dot(a, b []float32) float32 {
-	la, lb := asLanes(a), asLanes(b)
-	u0, u2 := dotLanes(la, lb, 0), dotLanes(la, lb, 2)
-	u1, u3 := dotLanes(la, lb, 1), dotLanes(la, lb, 3)
+	if len(a) == 64 {
+		return dot64((*[64]float32)(a), (*[64]float32)(b))
+	}
+	x, y := cast[[16]float32](a), cast[[16]float32](b)
+	y = y[:len(x)]
+	var s0, s4, s8, s12 float32
+	for i := range x {
+		p, q := &x[i], &y[i]
+		s0 += float32(p[0] * q[0])
+		s4 += float32(p[4] * q[4])
+		s8 += float32(p[8] * q[8])
+		s12 += float32(p[12] * q[12])
+	}
+	u0 := (s0 + s8) + (s4 + s12)
+	s0, s4, s8, s12 = 0, 0, 0, 0
+	for i := range x {
+		p, q := &x[i], &y[i]
+		s0 += float32(p[1] * q[1])
+		s4 += float32(p[5] * q[5])
+		s8 += float32(p[9] * q[9])
+		s12 += float32(p[13] * q[13])
+	}
+	u1 := (s0 + s8) + (s4 + s12)
+	s0, s4, s8, s12 = 0, 0, 0, 0
+	for i := range x {
+		p, q := &x[i], &y[i]
+		s0 += float32(p[2] * q[2])
+		s4 += float32(p[6] * q[6])
+		s8 += float32(p[10] * q[10])
+		s12 += float32(p[14] * q[14])
+	}
+	u2 := (s0 + s8) + (s4 + s12)
+	s0, s4, s8, s12 = 0, 0, 0, 0
+	for i := range x {
+		p, q := &x[i], &y[i]
+		s0 += float32(p[3] * q[3])
+		s4 += float32(p[7] * q[7])
+		s8 += float32(p[11] * q[11])
+		s12 += float32(p[15] * q[15])
+	}
+	u3 := (s0 + s8) + (s4 + s12)
 	return (u0 + u2) + (u1 + u3)
 }
 
-func dotLanes(a, b []lanes, l uint) float32 {
-	l &= 3
-	b = b[:len(a)]
-	var s0, s4, s8, s12 float32
-	for i := range a {
-		p, q := &a[i], &b[i]
-		s0 += float32(p[0][l] * q[0][l])
-		s4 += float32(p[1][l] * q[1][l])
-		s8 += float32(p[2][l] * q[2][l])
-		s12 += float32(p[3][l] * q[3][l])
-	}
-	return (s0 + s8) + (s4 + s12)
+// dot64 is Dot for the most common head, without loops.
+func dot64(a, b *[64]float32) float32 {
+	u0 := (lane64(a, b, 0) + lane64(a, b, 8)) + (lane64(a, b, 4) + lane64(a, b, 12))
+	u2 := (lane64(a, b, 2) + lane64(a, b, 10)) + (lane64(a, b, 6) + lane64(a, b, 14))
+	v0 := u0 + u2
+	u1 := (lane64(a, b, 1) + lane64(a, b, 9)) + (lane64(a, b, 5) + lane64(a, b, 13))
+	u3 := (lane64(a, b, 3) + lane64(a, b, 11)) + (lane64(a, b, 7) + lane64(a, b, 15))
+	return (v0 + (u1 + u3)) + 0 // from +0: a sum of nothing but -0 is +0
 }
 
-// Dot2 is Dot(a, b) and Dot(a, c): the values of a are read once for both.
-func Dot2(a, b, c []float32) (float32, float32) {
-	la, lb, lc := asLanes(a), asLanes(b), asLanes(c)
-	u0, v0 := dot2Lanes(la, lb, lc, 0)
-	u2, v2 := dot2Lanes(la, lb, lc, 2)
-	u1, v1 := dot2Lanes(la, lb, lc, 1)
-	u3, v3 := dot2Lanes(la, lb, lc, 3)
-	return (u0 + u2) + (u1 + u3), (v0 + v2) + (v1 + v3)
-}
-
-func dot2Lanes(a, b, c []lanes, l uint) (float32, float32) {
-	l &= 3
-	b, c = b[:len(a)], c[:len(a)]
-	var s0, s4, s8, s12, t0, t4, t8, t12 float32
-	for i := range a {
-		p, q, r := &a[i], &b[i], &c[i]
-		v0, v4, v8, v12 := p[0][l], p[1][l], p[2][l], p[3][l]
-		s0 += float32(v0 * q[0][l])
-		s4 += float32(v4 * q[1][l])
-		s8 += float32(v8 * q[2][l])
-		s12 += float32(v12 * q[3][l])
-		t0 += float32(v0 * r[0][l])
-		t4 += float32(v4 * r[1][l])
-		t8 += float32(v8 * r[2][l])
-		t12 += float32(v12 * r[3][l])
-	}
-	return (s0 + s8) + (s4 + s12), (t0 + t8) + (t4 + t12)
+func lane64(a, b *[64]float32, i int) float32 {
+	return ((float32(a[i]*b[i]) + float32(a[i+16]*b[i+16])) + float32(a[i+32]*b[i+32])) + float32(a[i+48]*b[i+48])
 }
 
 // sum is the sum of x in the same order; its length is any.
@@ -74,10 +85,6 @@ func sum(x []float32) float32 {
 	for i, v := range x {
 		s[i&15] += v
 	}
-	return tree(&s)
-}
-
-func tree(s *[16]float32) float32 {
 	for n := 8; n >= 1; n /= 2 {
 		for i := range n {
 			s[i] += s[i+n]

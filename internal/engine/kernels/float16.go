@@ -1,23 +1,27 @@
 package kernels
 
-import "math"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // F16ToF32 widens an IEEE 754 half. It is exact.
 func F16ToF32(h uint16) float32 {
-	if e := h & 0x7c00; e-0x0400 < 0x7800 { // normal: neither 0 nor the largest exponent
-		return math.Float32frombits(uint32(h&0x8000)<<16 | (uint32(h&0x7fff)<<13 + 112<<23))
+	if h&0x7c00 == 0x7c00 {
+		return notFinite(h)
 	}
-	return rareF16(h)
+	return scaled(int16(h))
 }
 
-// rareF16 widens zeros, subnormals, infinities and NaN.
-func rareF16(h uint16) float32 {
-	sign, frac := uint32(h&0x8000)<<16, uint32(h&0x3ff)
-	if h&0x7c00 != 0 {
-		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
-	}
-	f := float32(float32(frac) * (1.0 / (1 << 24))) // exact: 10 bits times a power of two
-	return math.Float32frombits(sign | math.Float32bits(f))
+// scaled moves sign, exponent and fraction to their places in a float32, whose
+// exponent is then 112 too small. Multiplying by 2^112 is exact, and does for
+// zeros and subnormals too.
+func scaled(h int16) float32 {
+	return float32(math.Float32frombits(uint32(int32(h)<<13)&0x8fffe000) * 0x1p112)
+}
+
+func notFinite(h uint16) float32 {
+	return math.Float32frombits(uint32(h&0x8000)<<16 | 0x7f800000 | uint32(h&0x3ff)<<13)
 }
 
 // F32ToF16 rounds to the nearest half, ties to even; what is too large becomes
@@ -37,4 +41,21 @@ func F32ToF16(f float32) uint16 {
 	// A subnormal half counts units of 2^-24. Adding 0.5 puts that unit at the
 	// last bit of the sum, so that the addition does the rounding.
 	return sign | uint16(math.Float32bits(math.Float32frombits(abs)+0.5)-0x3f000000)
+}
+
+// WidenF16 widens len(dst) halves, four at a time as long as all are finite.
+func WidenF16(dst []float32, src []byte) {
+	const exponents, signs = 0x7c00_7c00_7c00_7c00, 0x8000_8000_8000_8000
+	for len(dst) >= 4 && len(src) >= 8 {
+		d, v := (*[4]float32)(dst), binary.LittleEndian.Uint64(src)
+		if ((v&exponents^exponents)+exponents)&signs != signs { // some exponent is the largest
+			break
+		}
+		d[0], d[1], d[2], d[3] = scaled(int16(v)), scaled(int16(v>>16)), scaled(int16(v>>32)), scaled(int16(v>>48))
+		dst, src = dst[4:], src[8:]
+	}
+	src = src[:2*len(dst)]
+	for i := range dst {
+		dst[i] = F16ToF32(uint16(src[2*i]) | uint16(src[2*i+1])<<8)
+	}
 }

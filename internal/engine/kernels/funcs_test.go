@@ -98,6 +98,11 @@ func TestFloat16(t *testing.T) {
 		} else if new(big.Rat).SetFloat64(float64(f)).Cmp(exact(h)) != 0 {
 			t.Fatalf("%04x: %v is not its value", h, f)
 		}
+		var wide [5]float32 // one of four, and the fifth alone
+		WidenF16(wide[:], []byte{0, 60, byte(h), byte(h >> 8), 0, 60, 0, 60, byte(h), byte(h >> 8)})
+		if wide[0] != 1 || wide[1] != f || wide[4] != f {
+			t.Fatalf("%04x: widened to %v, want %v", h, wide, f)
+		}
 		if F32ToF16(f) != h {
 			t.Fatalf("%04x: there and back is %04x", h, F32ToF16(f))
 		}

@@ -37,7 +37,7 @@ type block3 struct {
 }
 
 // narrow is the number of vectors up to which they are multiplied one by one.
-const narrow = 2
+const narrow = 3
 
 // Group is the number of vectors that Prepare can be divided by: a multiple of
 // what lies in one word.

@@ -81,34 +81,26 @@ func (m *Matrix) Row(dst []float32, r int) {
 	case F16:
 		WidenF16(dst, src)
 	case Q8_0:
-		for ; len(dst) >= Block; dst, src = dst[Block:], src[q8Bytes:] {
-			d := F16ToF32(binary.LittleEndian.Uint16(src))
-			for i, q := range src[2:q8Bytes] {
-				dst[i] = float32(d * float32(int8(q)))
+		for b, k := range cast[q8Block](src) {
+			d, out := k.d.float(), (*[Block]float32)(dst[b*Block:])
+			for i, q := range &k.q {
+				out[i] = float32(d * float32(int8(q)))
 			}
 		}
 	case Q4_1:
-		for ; len(dst) >= Block; dst, src = dst[Block:], src[q4Bytes:] {
-			d, lo := F16ToF32(binary.LittleEndian.Uint16(src)), F16ToF32(binary.LittleEndian.Uint16(src[2:]))
-			for i, q := range src[4:q4Bytes] {
-				dst[i] = float32(d*float32(q&15)) + lo
-				dst[i+16] = float32(d*float32(q>>4)) + lo
+		for b, k := range cast[q4Block](src) {
+			d, lo, out := k.d.float(), k.m.float(), (*[Block]float32)(dst[b*Block:])
+			for i, q := range &k.q {
+				out[i] = float32(d*float32(q&15)) + lo
+				out[i+16] = float32(d*float32(q>>4)) + lo
 			}
 		}
-	}
-}
-
-// WidenF16 widens len(dst) halves.
-func WidenF16(dst []float32, src []byte) {
-	src = src[:2*len(dst)]
-	for i := range dst {
-		dst[i] = F16ToF32(uint16(src[2*i]) | uint16(src[2*i+1])<<8)
 	}
 }
 
 // Scratch is the memory of one goroutine that multiplies.
 type Scratch struct {
-	w    [][4]int8    // four rows of weights, interleaved
+	w    []tile       // four rows of weights, per block
 	d, m [][4]float32 // their scales and minima, per block
 	f    []float32    // rowTile rows of float weights
 }
@@ -116,7 +108,7 @@ type Scratch struct {
 // NewScratch is enough for matrices of up to cols columns.
 func NewScratch(cols int) *Scratch {
 	return &Scratch{
-		w: make([][4]int8, cols), d: make([][4]float32, cols/Block), m: make([][4]float32, cols/Block),
+		w: make([]tile, cols/Block), d: make([][4]float32, cols/Block), m: make([][4]float32, cols/Block),
 		f: make([]float32, cols),
 	}
 }
@@ -146,11 +138,7 @@ func (m *Matrix) mulFloat(y []float32, stride int, x *Input, t0, t1, r0, r1 int,
 	w := s.f[:m.Cols]
 	for r := r0; r < r1; r++ {
 		m.Row(w, r)
-		t := t0
-		for ; t+2 <= t1; t += 2 {
-			y[t*stride+r], y[(t+1)*stride+r] = Dot2(w, x.Row(t), x.Row(t+1))
-		}
-		if t < t1 {
+		for t := t0; t < t1; t++ {
 			y[t*stride+r] = Dot(w, x.Row(t))
 		}
 	}

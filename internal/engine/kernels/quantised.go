@@ -12,14 +12,14 @@ import "encoding/binary"
 // A general register is used as a small vector: a 64-bit word holds several
 // integers q at fixed distances, and one multiplication multiplies them all.
 //
-// Wide (more than two inputs): lane l of a word is a value of input l, all at
+// Wide (more inputs): lane l of a word is a value of input l, all at
 // the same index. Word times weight is the product for each input. A block's
 // sum must fit its lane, sign included:
 //
 //	Q4_1: weights less 8 are -8 … 7; 8 × 127 × 32 = 32512 < 2^15: four lanes of 16 bits
 //	Q8_0: 128 × 127 × 32 = 520192 < 2^20: three lanes of 21 bits
 //
-// Narrow (one or two inputs): lanes of a word are weights as they lie in the
+// Narrow (up to three inputs): lanes of a word are weights as they lie in the
 // file, lanes of the other word are the activations of the same indexes in
 // reverse, and the top lane of their product is the sum of products, as in the
 // multiplication of polynomials. Lower lanes must stay below half of the top
@@ -29,10 +29,44 @@ import "encoding/binary"
 // plain loop does one. That is the limit of these loops: one multiplication a
 // cycle.
 
+// Blocks as they lie in the file.
+type q8Block struct {
+	d half
+	q [Block]byte
+}
+
+type q4Block struct {
+	d, m half
+	q    [Block / 2]byte
+}
+
+type half [2]byte
+
+func (h half) float() float32 { return F16ToF32(binary.LittleEndian.Uint16(h[:])) }
+
+// tile is a block of four rows of weights, widened: the compiler loads and
+// sign-extends in two instructions, which costs more than the larger tile.
+type tile [4][Block]int64
+
+// dot4 is a word of inputs at each index, times four weights there, summed: the
+// innermost loop of all wide products, and nothing else, so that everything in
+// it has a register.
+//
+//go:noinline
+func dot4(x *[Block]int64, w *tile) (a0, a1, a2, a3 int64) {
+	for k, p := range x {
+		a0 += p * w[0][k]
+		a1 += p * w[1][k]
+		a2 += p * w[2][k]
+		a3 += p * w[3][k]
+	}
+	return a0, a1, a2, a3
+}
+
 // mulQ4Wide: four rows at a time are unpacked once and meet all inputs.
 func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	blocks := m.Cols / Block
-	w, d, lo := s.w[:m.Cols], s.d[:blocks], s.m[:blocks]
+	w, d, lo := s.w[:blocks], s.d[:blocks], s.m[:blocks]
 	for ; r0 < r1; r0 += 4 {
 		rows := min(4, r1-r0)
 		for j := range rows {
@@ -41,7 +75,11 @@ func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 		for t := t0; t < t1; t += 4 {
 			var acc [4][4]float32
 			g := t / 4
-			tileQ4(&acc, x.four[g*m.Cols:][:m.Cols], x.blk4[g*blocks:][:blocks], w, d, lo)
+			words, blk := x.four[g*m.Cols:][:m.Cols], x.blk4[g*blocks:][:blocks]
+			for b := range blk {
+				a0, a1, a2, a3 := dot4((*[Block]int64)(words[b*Block:]), &w[b])
+				foldQ4(&acc, [4]int64{a0, a1, a2, a3}, &blk[b], &d[b], &lo[b])
+			}
 			for i := range min(4, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
 				for j := range out {
@@ -52,56 +90,37 @@ func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 	}
 }
 
-// unpackQ4 puts one row into column j of the interleaved tile.
-func unpackQ4(w [][4]int8, d, lo [][4]float32, row []byte, j int) {
+// unpackQ4 puts one row into row j of the tiles.
+func unpackQ4(w []tile, d, lo [][4]float32, row []byte, j int) {
 	j &= 3
-	for b := range d {
-		src := (*[q4Bytes]byte)(row[b*q4Bytes:])
-		d[b][j] = F16ToF32(binary.LittleEndian.Uint16(src[0:]))
-		lo[b][j] = F16ToF32(binary.LittleEndian.Uint16(src[2:]))
-		dst := (*[Block][4]int8)(w[b*Block:])
-		for i := range 16 {
-			q := src[4+i]
-			dst[i][j] = int8(q&15) - 8
-			dst[i+16][j] = int8(q>>4) - 8
+	src := cast[q4Block](row)[:len(w)]
+	for b := range w {
+		d[b][j], lo[b][j] = src[b].d.float(), src[b].m.float()
+		dst := &w[b][j]
+		for i, q := range &src[b].q {
+			dst[i] = int64(q&15) - 8
+			dst[i+16] = int64(q>>4) - 8
 		}
 	}
 }
 
-// tileQ4 is four rows by four inputs: acc[row][input].
-func tileQ4(acc *[4][4]float32, x []int64, blk []block4, w [][4]int8, d, lo [][4]float32) {
-	d, lo = d[:len(blk)], lo[:len(blk)]
-	for b := range blk {
-		xb, wb := (*[Block]int64)(x[b*Block:]), (*[Block][4]int8)(w[b*Block:])
-		var a0, a1, a2, a3 int64
-		for k := range xb {
-			p, q := xb[k], &wb[k]
-			a0 += p * int64(q[0])
-			a1 += p * int64(q[1])
-			a2 += p * int64(q[2])
-			a3 += p * int64(q[3])
-		}
-		foldQ4(&acc[0], a0, &blk[b], d[b][0], lo[b][0])
-		foldQ4(&acc[1], a1, &blk[b], d[b][1], lo[b][1])
-		foldQ4(&acc[2], a2, &blk[b], d[b][2], lo[b][2])
-		foldQ4(&acc[3], a3, &blk[b], d[b][3], lo[b][3])
+// foldQ4 adds a block's sums of four rows to their outputs for four inputs. The
+// constant makes every lane non-negative, so that none borrows from the next;
+// bias takes it off again, and adds back 8 times the sum of activations for the
+// weights' 8.
+func foldQ4(acc *[4][4]float32, a [4]int64, k *block4, d, lo *[4]float32) {
+	for r := range a {
+		u, y, d, lo := uint64(a[r])+0x8000_8000_8000_8000, &acc[r], d[r], lo[r]
+		y[0] += float32(float32(int32(u&0xffff)+k.bias[0])*float32(d*k.scale[0])) + float32(lo*k.sum[0])
+		y[1] += float32(float32(int32(u>>16&0xffff)+k.bias[1])*float32(d*k.scale[1])) + float32(lo*k.sum[1])
+		y[2] += float32(float32(int32(u>>32&0xffff)+k.bias[2])*float32(d*k.scale[2])) + float32(lo*k.sum[2])
+		y[3] += float32(float32(int32(u>>48)+k.bias[3])*float32(d*k.scale[3])) + float32(lo*k.sum[3])
 	}
-}
-
-// foldQ4 adds the block's sums of one row to its four outputs. The constant
-// makes every lane non-negative, so that none borrows from the next; bias takes
-// it off again, and adds back 8 times the sum of activations for the weights' 8.
-func foldQ4(y *[4]float32, a int64, k *block4, d, lo float32) {
-	u := uint64(a) + 0x8000_8000_8000_8000
-	y[0] += float32(float32(int32(u&0xffff)+k.bias[0])*float32(d*k.scale[0])) + float32(lo*k.sum[0])
-	y[1] += float32(float32(int32(u>>16&0xffff)+k.bias[1])*float32(d*k.scale[1])) + float32(lo*k.sum[1])
-	y[2] += float32(float32(int32(u>>32&0xffff)+k.bias[2])*float32(d*k.scale[2])) + float32(lo*k.sum[2])
-	y[3] += float32(float32(int32(u>>48)+k.bias[3])*float32(d*k.scale[3])) + float32(lo*k.sum[3])
 }
 
 func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	blocks := m.Cols / Block
-	w, d := s.w[:m.Cols], s.d[:blocks]
+	w, d := s.w[:blocks], s.d[:blocks]
 	for ; r0 < r1; r0 += 4 {
 		rows := min(4, r1-r0)
 		for j := range rows {
@@ -110,7 +129,11 @@ func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 		for t := t0; t < t1; t += 3 {
 			var acc [4][3]float32
 			g := t / 3
-			tileQ8(&acc, x.three[g*m.Cols:][:m.Cols], x.blk3[g*blocks:][:blocks], w, d)
+			words, blk := x.three[g*m.Cols:][:m.Cols], x.blk3[g*blocks:][:blocks]
+			for b := range blk {
+				a0, a1, a2, a3 := dot4((*[Block]int64)(words[b*Block:]), &w[b])
+				foldQ8(&acc, [4]int64{a0, a1, a2, a3}, &blk[b], &d[b])
+			}
 			for i := range min(3, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
 				for j := range out {
@@ -121,51 +144,34 @@ func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 	}
 }
 
-func unpackQ8(w [][4]int8, d [][4]float32, row []byte, j int) {
+func unpackQ8(w []tile, d [][4]float32, row []byte, j int) {
 	j &= 3
-	for b := range d {
-		src := (*[q8Bytes]byte)(row[b*q8Bytes:])
-		d[b][j] = F16ToF32(binary.LittleEndian.Uint16(src[0:]))
-		dst := (*[Block][4]int8)(w[b*Block:])
-		for i := range dst {
-			dst[i][j] = int8(src[2+i])
+	src := cast[q8Block](row)[:len(w)]
+	for b := range w {
+		d[b][j] = src[b].d.float()
+		dst := &w[b][j]
+		for i, q := range &src[b].q {
+			dst[i] = int64(int8(q))
 		}
 	}
 }
 
-func tileQ8(acc *[4][3]float32, x []int64, blk []block3, w [][4]int8, d [][4]float32) {
-	d = d[:len(blk)]
-	for b := range blk {
-		xb, wb := (*[Block]int64)(x[b*Block:]), (*[Block][4]int8)(w[b*Block:])
-		var a0, a1, a2, a3 int64
-		for k := range xb {
-			p, q := xb[k], &wb[k]
-			a0 += p * int64(q[0])
-			a1 += p * int64(q[1])
-			a2 += p * int64(q[2])
-			a3 += p * int64(q[3])
-		}
-		foldQ8(&acc[0], a0, &blk[b], d[b][0])
-		foldQ8(&acc[1], a1, &blk[b], d[b][1])
-		foldQ8(&acc[2], a2, &blk[b], d[b][2])
-		foldQ8(&acc[3], a3, &blk[b], d[b][3])
-	}
-}
-
-func foldQ8(y *[3]float32, a int64, k *block3, d float32) {
+func foldQ8(acc *[4][3]float32, a [4]int64, k *block3, d *[4]float32) {
 	const one, mask = 1 << 20, 1<<21 - 1
-	u := uint64(a) + (one + one<<21 + one<<42)
-	y[0] += float32(float32(int32(u&mask)-one) * float32(d*k.scale[0]))
-	y[1] += float32(float32(int32(u>>21&mask)-one) * float32(d*k.scale[1]))
-	y[2] += float32(float32(int32(u>>42)-one) * float32(d*k.scale[2]))
+	for r := range a {
+		u, y, d := uint64(a[r])+(one+one<<21+one<<42), &acc[r], d[r]
+		y[0] += float32(float32(int32(u&mask)-one) * float32(d*k.scale[0]))
+		y[1] += float32(float32(int32(u>>21&mask)-one) * float32(d*k.scale[1]))
+		y[2] += float32(float32(int32(u>>42)-one) * float32(d*k.scale[2]))
+	}
 }
 
 // mulQ4 multiplies inputs one by one, straight from the file's nibbles.
 func (m *Matrix) mulQ4(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
 	for t := t0; t < t1; t++ {
-		words := x.four[t*m.Cols/4:][:m.Cols/4]
+		words, blk := cast[[8]int64](x.four[t*m.Cols/4:][:m.Cols/4]), x.blk4[:m.Cols/Block]
 		for r := r0; r < r1; r++ {
-			y[t*stride+r] = dotQ4(m.row(r), words, x.blk4[:m.Cols/Block], t)
+			y[t*stride+r] = dotQ4(cast[q4Block](m.row(r)), words, blk, t)
 		}
 	}
 }
@@ -183,30 +189,28 @@ func layQ4(words []int64, q *[Block]int64) {
 // dotQ4 sums four words at a time: below the top lane there are then at most
 // 15 × 127 × 3 × 4 = 22860 units of 2^32, less than half of 2^48, and in it at
 // most 15 × 127 × 16 = 30480.
-func dotQ4(row []byte, words []int64, blk []block4, t int) float32 {
+func dotQ4(row []q4Block, words [][8]int64, blk []block4, t int) float32 {
 	const mask, half = 0x000f_000f_000f_000f, 1 << 47
 	var y float32
 	t &= 3
-	for b := range blk {
-		src, x := (*[q4Bytes]byte)(row[b*q4Bytes:]), (*[8]int64)(words[b*8:])
-		v := binary.LittleEndian.Uint64(src[4:])
+	words, blk = words[:len(row)], blk[:len(row)]
+	for b := range row {
+		src, x, k := &row[b], &words[b], &blk[b]
+		v := binary.LittleEndian.Uint64(src.q[:])
 		s := int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>4&mask)*x[2] + int64(v>>12&mask)*x[3]
-		v = binary.LittleEndian.Uint64(src[12:])
+		v = binary.LittleEndian.Uint64(src.q[8:])
 		u := int64(v&mask)*x[4] + int64(v>>8&mask)*x[5] + int64(v>>4&mask)*x[6] + int64(v>>12&mask)*x[7]
 		isum := (s+half)>>48 + (u+half)>>48
-		d := F16ToF32(binary.LittleEndian.Uint16(src[0:]))
-		lo := F16ToF32(binary.LittleEndian.Uint16(src[2:]))
-		k := &blk[b]
-		y += float32(float32(int32(isum))*float32(d*k.scale[t])) + float32(lo*k.sum[t])
+		y += float32(float32(int32(isum))*float32(src.d.float()*k.scale[t])) + float32(src.m.float()*k.sum[t])
 	}
 	return y
 }
 
 func (m *Matrix) mulQ8(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
 	for t := t0; t < t1; t++ {
-		words := x.three[t*m.Cols/2:][:m.Cols/2]
+		words, blk := cast[[16]int64](x.three[t*m.Cols/2:][:m.Cols/2]), x.blk3[:m.Cols/Block]
 		for r := r0; r < r1; r++ {
-			y[t*stride+r] = dotQ8(m.row(r), words, x.blk3[:m.Cols/Block], t)
+			y[t*stride+r] = dotQ8(cast[q8Block](m.row(r)), words, blk, t)
 		}
 	}
 }
@@ -221,23 +225,23 @@ func layQ8(words []int64, q *[Block]int64) {
 
 // dotQ8 makes weights unsigned by adding 128 and takes off 128 times the sum of
 // activations. The lower lane holds at most 255 × 127 × 16 = 518160 < 2^31.
-func dotQ8(row []byte, words []int64, blk []block3, t int) float32 {
-	const mask, half = 0x0000_00ff_0000_00ff, 1 << 31
+func dotQ8(row []q8Block, words [][16]int64, blk []block3, t int) float32 {
+	const mask, half, sign = 0x0000_00ff_0000_00ff, 1 << 31, 0x8080_8080_8080_8080
 	var y float32
-	t &= 1
-	for b := range blk {
-		src, x := (*[q8Bytes]byte)(row[b*q8Bytes:]), (*[16]int64)(words[b*16:])
-		v0 := binary.LittleEndian.Uint64(src[2:]) ^ 0x8080_8080_8080_8080
-		v1 := binary.LittleEndian.Uint64(src[10:]) ^ 0x8080_8080_8080_8080
-		v2 := binary.LittleEndian.Uint64(src[18:]) ^ 0x8080_8080_8080_8080
-		v3 := binary.LittleEndian.Uint64(src[26:]) ^ 0x8080_8080_8080_8080
-		s := int64(v0&mask)*x[0] + int64(v0>>8&mask)*x[1] + int64(v0>>16&mask)*x[2] + int64(v0>>24&mask)*x[3]
-		s += int64(v1&mask)*x[4] + int64(v1>>8&mask)*x[5] + int64(v1>>16&mask)*x[6] + int64(v1>>24&mask)*x[7]
-		s += int64(v2&mask)*x[8] + int64(v2>>8&mask)*x[9] + int64(v2>>16&mask)*x[10] + int64(v2>>24&mask)*x[11]
-		s += int64(v3&mask)*x[12] + int64(v3>>8&mask)*x[13] + int64(v3>>16&mask)*x[14] + int64(v3>>24&mask)*x[15]
-		k := &blk[b]
+
+	words, blk = words[:len(row)], blk[:len(row)]
+	for b := range row {
+		src, x, k := &row[b], &words[b], &blk[b]
+		v := binary.LittleEndian.Uint64(src.q[:]) ^ sign
+		s := int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>16&mask)*x[2] + int64(v>>24&mask)*x[3]
+		v = binary.LittleEndian.Uint64(src.q[8:]) ^ sign
+		s += int64(v&mask)*x[4] + int64(v>>8&mask)*x[5] + int64(v>>16&mask)*x[6] + int64(v>>24&mask)*x[7]
+		v = binary.LittleEndian.Uint64(src.q[16:]) ^ sign
+		s += int64(v&mask)*x[8] + int64(v>>8&mask)*x[9] + int64(v>>16&mask)*x[10] + int64(v>>24&mask)*x[11]
+		v = binary.LittleEndian.Uint64(src.q[24:]) ^ sign
+		s += int64(v&mask)*x[12] + int64(v>>8&mask)*x[13] + int64(v>>16&mask)*x[14] + int64(v>>24&mask)*x[15]
 		isum := int32((s+half)>>32) - 128*k.sum[t]
-		y += float32(float32(isum) * float32(F16ToF32(binary.LittleEndian.Uint16(src[0:]))*k.scale[t]))
+		y += float32(float32(isum) * float32(src.d.float()*k.scale[t]))
 	}
 	return y
 }
