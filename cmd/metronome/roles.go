@@ -108,6 +108,9 @@ func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
 	if err != nil {
 		return usageError{err}
 	}
+	// Go has no priorities: beside the engine's threads there must always be
+	// room for the loop and for the network.
+	runtime.GOMAXPROCS(w.Config().Threads + 2)
 	ctx, cancel := context.WithCancel(c.lifetime(ctx))
 	defer cancel()
 	ended := make(chan error, 1)

@@ -95,7 +95,7 @@ func reference(t *testing.T, model string, cases []tokenCase, flags ...string) m
 
 // judge asks for the cases one after another, twice (the second time the
 // prefix cache is warm), and then all at once.
-func judge(t *testing.T, base string, cases []tokenCase, want map[string]*Answer, together int) {
+func judge(t *testing.T, base string, cases []tokenCase, want map[string]*Answer, n int) {
 	t.Helper()
 	for range 2 {
 		for _, c := range cases {
@@ -107,15 +107,21 @@ func judge(t *testing.T, base string, cases []tokenCase, want map[string]*Answer
 			}
 		}
 	}
+	together(t, base, cases, want, n)
+}
+
+// together asks n at once.
+func together(t *testing.T, base string, cases []tokenCase, want map[string]*Answer, n int) {
+	t.Helper()
 	var wg sync.WaitGroup
-	for i := range together {
+	for i := range n {
 		wg.Go(func() {
 			c := cases[i%len(cases)]
 			got, err := ask(within(t, 5*time.Minute), base, c)
 			if err != nil {
 				t.Error(err)
 			} else if d := differ(got, want[c.name]); d != "" {
-				t.Errorf("%s among %d: %s", c.name, together, d)
+				t.Errorf("%s among %d: %s", c.name, n, d)
 			}
 		})
 	}
@@ -123,12 +129,15 @@ func judge(t *testing.T, base string, cases []tokenCase, want map[string]*Answer
 }
 
 // Right tokens: ids, text and log-probabilities through router, prefill and
-// decode equal serve's, bit for bit, over the full product of settings.
+// decode equal serve's, bit for bit, over the full product of settings: prefix
+// cache cold, warm and off, alone and among seven others, and after preemption
+// and recompute (decode's pool holds the longest request, and no eight).
 func TestRightTokensTiny(t *testing.T) {
 	lengths := []int{1, 15, 16, 17, 800} // one page is 16; 800 is more than three chunks of 256
 	cases := tokenCases(lengths, 2048, 24)
+	crowd := tokenCases([]int{33, 40, 50, 61}, 2048, 120) // eight at once need 96 pages
 	for _, dtype := range []string{"f16", "f32"} {
-		want := reference(t, "tiny", cases, "--kv-dtype="+dtype)
+		want := reference(t, "tiny", append(crowd, cases...), "--kv-dtype="+dtype)
 		for _, chunk := range []int{16, 256} {
 			for _, tp := range [][2]int{{1, 1}, {2, 1}, {1, 2}, {4, 2}} {
 				for _, cache := range []bool{true, false} {
@@ -136,35 +145,19 @@ func TestRightTokensTiny(t *testing.T) {
 						name := fmt.Sprintf("kv %s chunk %d tp %d→%d cache %v threads %d", dtype, chunk, tp[0], tp[1], cache, threads)
 						t.Run(name, func(t *testing.T) {
 							r := newRig(t)
-							f := r.startPair(t, "tiny", []string{"--tp=" + strconv.Itoa(tp[0])}, []string{"--tp=" + strconv.Itoa(tp[1]), "--kv-pages=84"},
+							f := r.startPair(t, "tiny", []string{"--tp=" + strconv.Itoa(tp[0])}, []string{"--tp=" + strconv.Itoa(tp[1]), "--kv-pages=60"},
 								[]string{"--kv-dtype=" + dtype, "--chunk=" + strconv.Itoa(chunk), "--prefix-cache=" + strconv.FormatBool(cache), "--threads=" + strconv.Itoa(threads)})
 							judge(t, f.router.HTTP, cases, want, 8)
+							together(t, f.router.HTTP, crowd, want, 8)
+							m, err := Metrics(t.Context(), f.decode.HTTP)
+							if err != nil || m["metronome_preemptions_total"] == 0 {
+								t.Errorf("nothing was preempted (%v): the test does not show what it says", err)
+							}
 						})
 					}
 				}
 			}
 		}
-	}
-}
-
-// After a preemption the request is recomputed at the prefill, and its answer
-// is the one it would have had.
-func TestRightTokensAfterPreemption(t *testing.T) {
-	cases := tokenCases([]int{33, 40, 50, 61}, 2048, 120)
-	want := reference(t, "tiny", cases)
-	for _, tp := range [][2]int{{1, 1}, {2, 1}, {1, 2}, {4, 2}} {
-		t.Run(fmt.Sprintf("tp %d→%d", tp[0], tp[1]), func(t *testing.T) {
-			r := newRig(t)
-			f := r.startPair(t, "tiny", []string{"--tp=" + strconv.Itoa(tp[0])}, []string{"--tp=" + strconv.Itoa(tp[1]), "--kv-pages=40"}, []string{"--chunk=64"})
-			judge(t, f.router.HTTP, cases, want, 8)
-			m, err := Metrics(t.Context(), f.decode.HTTP)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if m["metronome_preemptions_total"] == 0 {
-				t.Error("nothing was preempted: the test does not show what it says")
-			}
-		})
 	}
 }
 
@@ -211,6 +204,10 @@ func TestRightTokensSmolLM2(t *testing.T) {
 		t.Run(fmt.Sprintf("kv %s tp %d→%d cache %v threads %d", run.dtype, run.tp[0], run.tp[1], run.cache, run.threads), func(t *testing.T) {
 			want := reference(t, path, run.cases, "--kv-dtype="+run.dtype)
 			r := newRig(t)
+			if run.tp == [2]int{1, 1} { // the whole fleet as people start it
+				judge(t, r.up(t, path, "--kv-dtype="+run.dtype, "--kv-memory=256MiB").Router, run.cases, want, 8)
+				return
+			}
 			f := r.startPair(t, path, []string{"--tp=" + strconv.Itoa(run.tp[0])}, []string{"--tp=" + strconv.Itoa(run.tp[1])},
 				[]string{"--kv-dtype=" + run.dtype, "--prefix-cache=" + strconv.FormatBool(run.cache), "--threads=" + strconv.Itoa(run.threads), "--kv-memory=256MiB"})
 			judge(t, f.router.HTTP, run.cases, want, 8)
