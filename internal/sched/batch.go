@@ -4,13 +4,30 @@ package sched
 
 import "github.com/metronome-serve/metronome/internal/kv"
 
-// form builds the next batch: waiting requests join up to MaxRunning, then each
-// running one gets the page that its last token is written to. The oldest goes
-// first, and only younger ones lose pages to it, so the oldest always advances.
+// form builds the next batch of at most MaxRunning sequences.
 func (d *Decode) form() {
-	run := &d.in[Running]
-	for run.len() < d.cfg.MaxRunning && d.in[Waiting].len() > 0 {
-		d.becomeRunning(d.in[Waiting].first())
+	run, wait := &d.in[Running], &d.in[Waiting]
+	d.collect()
+	for run.len() < d.cfg.MaxRunning && wait.len() > 0 {
+		d.collect() // somebody gave its place up to an older one that waits
+	}
+	if len(d.rows) > 0 {
+		d.batch.ID++
+		d.running = true
+		d.ready.Batch = &d.batch
+	}
+}
+
+// collect lets waiting requests join and gives each running one the page that
+// its last token is written to. The oldest goes first, and only younger ones
+// lose pages to it, so the oldest always advances.
+func (d *Decode) collect() {
+	run, wait := &d.in[Running], &d.in[Waiting]
+	for run.len() < d.cfg.MaxRunning && wait.len() > 0 {
+		d.becomeRunning(wait.first())
+	}
+	for _, r := range d.rows {
+		r.row = -1
 	}
 	d.batch.Rows, d.rows = d.batch.Rows[:0], d.rows[:0]
 	for i := 0; i < run.len(); {
@@ -22,14 +39,9 @@ func (d *Decode) form() {
 			d.batch.Rows = append(d.batch.Rows, BatchRow{Req: r.id, Tokens: r.tokens[last:], Start: last,
 				Pages: r.table.Pages(), Sample: true, Index: r.output()})
 		}
-		if r.phase == Running { // else it was the youngest itself
+		if r.phase == Running { // else it gave way itself
 			i++
 		}
-	}
-	if len(d.rows) > 0 {
-		d.batch.ID++
-		d.running = true
-		d.ready.Batch = &d.batch
 	}
 }
 
