@@ -36,8 +36,6 @@ func newCrew(threads int) *crew {
 	return c
 }
 
-func (c *crew) threads() int { return len(c.wake) + 1 }
-
 // run calls do for each tile in [0, n), on all threads; worker numbers them
 // from 0. It returns when all calls have returned.
 func (c *crew) run(n int, do func(tile, worker int)) {
