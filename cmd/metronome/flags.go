@@ -32,6 +32,7 @@ type engineFlags struct {
 	KVPages         int           `help:"Number of KV pages of one scheduler, instead of --kv-memory." name:"kv-pages" default:"0"`
 	Context         int           `help:"Longest prompt plus answer in tokens; 0 means the model's, at most 8192." default:"0"`
 	MaxRunning      int           `help:"Sequences in one batch." default:"64"`
+	ReservedTokens  int           `help:"Growth that admission to decode keeps free for each sequence ahead." default:"512"`
 	MaxQueued       int           `help:"Requests that may wait." default:"512"`
 	Chunk           int           `help:"Tokens of one prefill chunk." default:"512"`
 	PrefixCache     bool          `help:"Keep finished prompts' pages for the next ones." default:"true" negatable:""`

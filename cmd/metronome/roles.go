@@ -78,8 +78,8 @@ func (f *engineFlags) check() error {
 		return usagef("--kv-dtype q8_0: not built yet; f16 and f32 are")
 	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
 		return usagef("--sim-prefill-rate and --sim-kv-bytes must be above 0, --sim-decode-base and --sim-decode-per-seq not below")
-	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1:
-		return usagef("--threads, --kv-pages and --context must not be below 0; --tp, --dp, --page-size, --max-running, --max-queued and --chunk at least 1")
+	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1 || f.ReservedTokens < 1:
+		return usagef("--threads, --kv-pages and --context must not be below 0; --tp, --dp, --page-size, --max-running, --max-queued, --chunk and --reserved-tokens at least 1")
 	case f.RequestTimeout <= 0 || f.HealthWindow <= 0:
 		return usagef("--request-timeout and --health-window must be above 0")
 	}
@@ -95,7 +95,7 @@ func workerConfig(role worker.Role, model, listen string, c *commonFlags, f *eng
 	return worker.Config{
 		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: a.accept, PeerToken: a.peer, Insecure: c.Insecure, Drain: c.Drain,
 		Engine: f.Engine, Threads: f.Threads, Kernels: f.Kernels, Precision: f.Precision, TP: f.TP, DP: f.DP, PageSize: f.PageSize,
-		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued,
+		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued, ReservedTokens: f.ReservedTokens,
 		Chunk: f.Chunk, PrefixCache: f.PrefixCache, ServedName: f.ServedName, RequestTimeout: f.RequestTimeout, HealthWindow: f.HealthWindow,
 		SimPrefillRate: f.SimPrefillRate, SimDecodeBase: f.SimDecodeBase, SimDecodePerSeq: f.SimDecodePerSeq, SimKVBytes: f.SimKVBytes,
 		StreamOutput: f.StreamOutput, Log: log,
