@@ -40,10 +40,10 @@ type landed struct {
 func (d *decodeSide) handOut(now time.Duration) (deadline time.Duration, preempted bool) {
 	r := d.core.Ready()
 	for i := range r.Emits {
-		d.emit(&r.Emits[i])
+		d.emit(now, &r.Emits[i])
 	}
 	for i := range r.Finishes {
-		d.loop.finish(&r.Finishes[i])
+		d.loop.finish(now, &r.Finishes[i])
 	}
 	for i := range r.Grants {
 		d.grant(&r.Grants[i])
@@ -68,14 +68,14 @@ func (d *decodeSide) handOut(now time.Duration) (deadline time.Duration, preempt
 	return r.Deadline, len(r.Preempts) > 0
 }
 
-func (d *decodeSide) emit(e *sched.Emit) {
+func (d *decodeSide) emit(now time.Duration, e *sched.Emit) {
 	q := d.loop.open[e.Req]
 	out := q.first
 	if e.Row >= 0 {
 		out = d.pass.output(e.Row)
 	}
 	out.Token = e.Token
-	q.put(out, e.Index)
+	d.loop.put(now, q, out, e.Index)
 }
 
 // start sends the next batch off and measures the beat: from batch to batch

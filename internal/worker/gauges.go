@@ -91,3 +91,18 @@ func (g *gauges) peers(now *[gaugeCount]int, s sched.PeersStats) {
 		}
 	}
 }
+
+// otherCode counts ends whose code no core gives: the cause of an abort.
+const otherCode = "other"
+
+// newCodes is the counter of each way that a core can end a request.
+func newCodes(m *metric.Set) map[sched.Code]metric.Counter {
+	codes := map[sched.Code]metric.Counter{"": m.Requests.With("ok"), otherCode: m.Requests.With(otherCode)}
+	for _, c := range []sched.Code{
+		sched.InvalidRequest, sched.ContextLengthExceeded, sched.DeadlineExceeded, sched.Overloaded, sched.ClientGone, sched.Internal,
+		sched.PrefillUnreachable, sched.DecodeUnreachable, sched.KVTransferFailed, sched.PeerMismatch, sched.NoPrefill, sched.Draining,
+	} {
+		codes[c] = m.Requests.With(string(c))
+	}
+	return codes
+}

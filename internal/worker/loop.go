@@ -35,6 +35,7 @@ type loop struct {
 	metrics *metric.Set
 	overrun metric.Counter
 	gauges  gauges
+	codes   map[sched.Code]metric.Counter // requests_total, looked up beforehand; "": ok
 }
 
 // idleTurn bounds the time between two turns, so that the stamp of the last

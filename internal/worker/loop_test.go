@@ -557,6 +557,12 @@ func TestGauges(t *testing.T) {
 		if n := value(t, m, "num_running_reqs") + value(t, m, "num_queue_reqs") + value(t, m, `kv_pages{state="owned"}`); n != 0 {
 			t.Errorf("%v requests and pages are left", n)
 		}
+		if n := value(t, m, `requests_total{code="client_gone"}`); n != 6 {
+			t.Errorf("%v requests counted as gone", n)
+		}
+		if first, gaps, ends := value(t, m, "time_to_first_token_seconds_count"), value(t, m, "inter_token_latency_seconds_count"), value(t, m, "e2e_request_latency_seconds_count"); first != 6 || gaps < 20 || ends != 6 {
+			t.Errorf("%v first tokens, %v gaps, %v ends", first, gaps, ends)
+		}
 	})
 }
 

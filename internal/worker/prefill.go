@@ -26,7 +26,7 @@ type granted transfer.Granted
 func (p *prefillSide) handOut(now time.Duration) time.Duration {
 	r := p.core.Ready()
 	for i := range r.Firsts {
-		p.first(&r.Firsts[i])
+		p.first(now, &r.Firsts[i])
 	}
 	for i := range r.Opens {
 		o := &r.Opens[i]
@@ -46,7 +46,7 @@ func (p *prefillSide) handOut(now time.Duration) time.Duration {
 		p.handOver(now, &r.HandOvers[i])
 	}
 	for i := range r.Finishes {
-		p.loop.finish(&r.Finishes[i])
+		p.loop.finish(now, &r.Finishes[i])
 	}
 	if r.Batch != nil {
 		p.pass.load(r.Batch, p.loop.open)
@@ -62,7 +62,7 @@ func (p *prefillSide) opened(o *sched.OpenSend) {
 }
 
 // first sends the drawn token on its way to D and shows it to P's own leg.
-func (p *prefillSide) first(e *sched.Emit) {
+func (p *prefillSide) first(now time.Duration, e *sched.Emit) {
 	q := p.loop.open[e.Req]
 	out := p.pass.output(e.Row)
 	f := transfer.First{
@@ -72,7 +72,7 @@ func (p *prefillSide) first(e *sched.Emit) {
 	for _, t := range out.Top {
 		f.Top = append(f.Top, transfer.TokenLogprob(t))
 	}
-	q.put(out, e.Index)
+	p.loop.put(now, q, out, e.Index)
 	p.sender.First(uint64(e.Req), f)
 }
 

@@ -21,6 +21,7 @@ type request struct {
 	began    time.Duration
 	deadline time.Duration
 	emitted  int
+	last     time.Duration // when the last output token came
 
 	// targets and scores are those of engine.Row for the whole prompt, where
 	// the job wants the prompt's log-probabilities.
@@ -60,7 +61,7 @@ func (q *request) maxHit() int {
 }
 
 // put gives one output token to the reader.
-func (q *request) put(out engine.Output, index int) {
+func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) {
 	if q.history != nil {
 		q.history = append(q.history, out.Token)
 	}
@@ -70,11 +71,16 @@ func (q *request) put(out engine.Output, index int) {
 	}
 	it := Item{Out: out, Index: index}
 	if index == 0 {
+		l.metrics.TTFT.Observe((now - q.began).Seconds())
 		it.Cached = q.cached
 		if q.scores != nil {
 			it.Prompt = q.scores[:len(q.scores)-1]
 		}
 	}
+	if index > 0 && q.last > 0 {
+		l.metrics.ITL.Observe((now - q.last).Seconds())
+	}
+	q.last = now
 	q.job.Box.put(it)
 }
 
@@ -118,7 +124,7 @@ func (l *loop) stopAt(now time.Duration, s *sched.StopAt) {
 }
 
 // finish ends a request. Exactly one comes for each.
-func (l *loop) finish(f *sched.Finish) {
+func (l *loop) finish(now time.Duration, f *sched.Finish) {
 	q := l.open[f.Req]
 	delete(l.open, f.Req)
 	defer l.release()
@@ -129,9 +135,24 @@ func (l *loop) finish(f *sched.Finish) {
 	if f.Reason == sched.Stop && q.stopAt >= 0 {
 		n = min(n, q.stopAt)
 	}
+	l.count(now, q, f.Err)
 	l.metrics.Generation.Add(float64(n))
 	l.metrics.Cached.Add(float64(q.cached))
 	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: n}})
+}
+
+// count records the end of a job.
+func (l *loop) count(now time.Duration, q *request, e *sched.Error) {
+	l.metrics.E2E.Observe((now - q.began).Seconds())
+	code := sched.Code("")
+	if e != nil {
+		code = e.Code
+	}
+	c := l.codes[code]
+	if c == nil {
+		c = l.codes[otherCode]
+	}
+	c.Inc()
 }
 
 func reason(r sched.Reason) string {

@@ -54,6 +54,9 @@ func (w *Worker) engineMaker() (func(engine.Config) (engine.Engine, error), erro
 			})
 		}, err
 	}
+	if c.Kernels != "auto" && c.Kernels != "portable" {
+		return nil, fmt.Errorf("--kernels %s: this build has portable kernels only", c.Kernels)
+	}
 	f, err := openModel(c.Model)
 	if err != nil {
 		return nil, err
@@ -163,11 +166,12 @@ func (w *Worker) wireServe() {
 func (w *Worker) wireDecode() error {
 	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: w.cfg.PeerToken, Allow: w.allow})
 	w.onClose(client.Close)
-	return w.wireReceivers(client, nil)
+	d := net.Dialer{Resolver: &net.Resolver{PreferGo: true}} // whose lookups end with their context
+	return w.wireReceivers(client, func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })
 }
 
 // wireReceivers gives each decode rank its core and its end of the links. dial
-// connects to a prefill rank; nil: TCP.
+// connects to a prefill rank.
 func (w *Worker) wireReceivers(r registry, dial func(ctx context.Context, addr string) (net.Conn, error)) error {
 	w.peers = newPeernet(w.clock, r, w.log)
 	for rank, l := range w.loops {

@@ -143,7 +143,7 @@ func (w *Worker) newLoop(rank int) *loop {
 	return &loop{
 		worker: w, clock: w.clock, rank: rank, in: in, stop: make(chan struct{}), done: make(chan struct{}),
 		timer: time.NewTimer(idleTurn), open: map[sched.ReqID]*request{}, engine: newBatcher(w.engines[rank], in),
-		metrics: w.metrics, overrun: w.metrics.LoopOverrun.With("turn"), gauges: newGauges(w.metrics),
+		metrics: w.metrics, overrun: w.metrics.LoopOverrun.With("turn"), gauges: newGauges(w.metrics), codes: newCodes(w.metrics),
 	}
 }
 
@@ -175,6 +175,14 @@ func (w *Worker) nextID() sched.ReqID { return sched.ReqID(w.ids.Add(1)) }
 
 // Submit takes a job. nil: taken, and exactly one End follows in its Box.
 func (w *Worker) Submit(j *Job) *api.Error {
+	err := w.submit(j)
+	if err != nil {
+		w.metrics.Requests.With(string(err.Code)).Inc()
+	}
+	return err
+}
+
+func (w *Worker) submit(j *Job) *api.Error {
 	if err := w.checkJob(j); err != nil {
 		return err
 	}
@@ -184,7 +192,7 @@ func (w *Worker) Submit(j *Job) *api.Error {
 		return &api.Error{Code: api.Overloaded, Message: fmt.Sprintf("%d requests are open, no more are taken", n-1), RetryAfter: time.Second}
 	}
 	// After the reservation: either the drain sees this job, or this sees the drain.
-	if err := w.Status(); err != nil {
+	if err := w.closed(); err != nil {
 		l.release()
 		return err
 	}
@@ -262,21 +270,37 @@ func (w *Worker) StopAt(j *Job, index int) {
 	j.loop.in.push(&sched.StopAt{Req: j.id, Index: index})
 }
 
-// Status says whether the worker can serve now: nil, or a starting or draining
-// error that says why not.
-func (w *Worker) Status() *api.Error {
+// closed says why no job is taken now: the worker has never been ready yet, or
+// it stops. nil: it takes jobs.
+func (w *Worker) closed() *api.Error {
 	switch w.phase.Load() {
 	case phaseStarting:
 		return &api.Error{Code: api.Starting, Message: "the worker is starting", RetryAfter: time.Second}
 	case phaseDraining:
 		return &api.Error{Code: api.Draining, Message: "the worker is draining", RetryAfter: time.Second}
 	}
-	if w.prefill != nil {
-		if ok, err := w.prefill.registrar.Ready(); !ok {
-			return &api.Error{Code: api.Starting, Message: fmt.Sprintf("not registered at the bootstrap registry: %v", err), RetryAfter: time.Second}
-		}
-	}
 	return nil
+}
+
+// Status says whether the worker should get new work: nil, or a starting or
+// draining error that says why not. A prefill whose registry has lost it or
+// hangs is not ready, but goes on serving whoever knows it.
+func (w *Worker) Status() *api.Error {
+	if err := w.closed(); err != nil {
+		return err
+	}
+	return w.unregistered()
+}
+
+func (w *Worker) unregistered() *api.Error {
+	if w.prefill == nil {
+		return nil
+	}
+	ok, err := w.prefill.registrar.Ready()
+	if ok {
+		return nil
+	}
+	return &api.Error{Code: api.Starting, Message: fmt.Sprintf("not registered at the bootstrap registry: %v", err), RetryAfter: time.Second}
 }
 
 // Ticked says whether every loop has turned within the health window.
@@ -351,7 +375,7 @@ func (w *Worker) startLoops(ctx context.Context, g *sync.WaitGroup) {
 func (w *Worker) start(ctx context.Context, g *sync.WaitGroup) *http.Server {
 	w.startLoops(ctx, g)
 	front := &http.Server{
-		Handler: w.front, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, IdleTimeout: 2 * time.Minute,
+		Handler: w.front, ReadHeaderTimeout: headerWait, MaxHeaderBytes: maxHeader, IdleTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(w.log.Handler(), slog.LevelDebug),
 	}
 	g.Go(func() {
@@ -376,17 +400,18 @@ func (w *Worker) broken(err error) {
 
 // announce says once that the worker can serve.
 func (w *Worker) announce(ctx context.Context) {
-	w.phase.CompareAndSwap(phaseStarting, phaseReady)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for w.Status() != nil {
+	for w.unregistered() != nil {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
-	w.ready <- w.readyLine()
+	if w.phase.CompareAndSwap(phaseStarting, phaseReady) {
+		w.ready <- w.readyLine()
+	}
 }
 
 func (w *Worker) readyLine() ReadyLine {
