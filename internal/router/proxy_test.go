@@ -430,13 +430,18 @@ func TestTokens(t *testing.T) {
 		if h := f.d[0].header(0).Get("Authorization"); h != "Bearer peer" {
 			t.Errorf("decode got %q", h)
 		}
-		for _, path := range []string{"/livez", "/readyz", "/health", "/metrics"} {
+		for _, path := range []string{"/livez", "/readyz", "/health"} {
 			if got := f.get(path); got.status != 200 {
 				t.Errorf("%s: %d", path, got.status)
 			}
 		}
-		if got := f.get("/v1/models"); got.status != 401 {
-			t.Errorf("/v1/models: %d", got.status)
+		for _, path := range []string{"/v1/models", "/metrics", "/server_info"} {
+			if got := f.get(path); got.status != 401 {
+				t.Errorf("%s: %d", path, got.status)
+			}
+		}
+		if got := f.get("/nothing"); got.status != 404 {
+			t.Errorf("/nothing: %d", got.status)
 		}
 	})
 }

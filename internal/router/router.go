@@ -277,7 +277,7 @@ func (r *Router) routes() http.Handler {
 	handle("/livez", get, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	handle("/readyz", get, r.ready)
 	handle("/health", get, r.ready)
-	handle("/metrics", get, r.metrics.Handler().ServeHTTP)
+	handle("/metrics", get, guard(r.metrics.Handler().ServeHTTP))
 	handle("/debug/requests", get, debug(r.debugRequests))
 	handle("/debug/pprof/", get, debug(pprof.Index))
 	handle("/debug/pprof/cmdline", get, debug(pprof.Cmdline))
