@@ -31,13 +31,13 @@ type fleet struct {
 
 // stub is a worker that does what its test says.
 type stub struct {
-	name   string // URL
-	addr   string
-	health func(w http.ResponseWriter, r *http.Request)
-	serve  func(s *stub, w http.ResponseWriter, r *http.Request, body []byte)
-	srv    *http.Server
+	name  string // URL
+	addr  string
+	serve func(s *stub, w http.ResponseWriter, r *http.Request, body []byte)
+	srv   *http.Server
 
 	mu     sync.Mutex
+	health http.HandlerFunc // under mu: probes come at any time; nil: 200
 	bodies [][]byte
 	heads  []http.Header
 	ended  []time.Duration // how long each request ran until it ended or its caller left
@@ -53,7 +53,12 @@ func (s *stub) times() []time.Duration { s.mu.Lock(); defer s.mu.Unlock(); retur
 
 func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" {
-		s.health(w, r)
+		s.mu.Lock()
+		health := s.health
+		s.mu.Unlock()
+		if health != nil {
+			health(w, r)
+		}
 		return
 	}
 	began := time.Now()
@@ -81,7 +86,7 @@ func (s *stub) start(f *fleet) {
 // kill ends the worker as a dying process does.
 func (s *stub) kill() { s.srv.Close() }
 
-func healthy(w http.ResponseWriter, _ *http.Request) {}
+func (s *stub) setHealth(h http.HandlerFunc) { s.mu.Lock(); s.health = h; s.mu.Unlock() }
 
 // hang answers nothing until the caller leaves.
 func hang(_ *stub, _ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }
@@ -137,14 +142,14 @@ func inFleet(t *testing.T, np, nd int, change func(*Config), test func(t *testin
 		cfg.Policy = "round_robin"
 		cfg.Dial = f.net.dial
 		for i := range np {
-			s := &stub{addr: fmt.Sprintf("p%d:1", i), health: healthy, serve: prefilled}
+			s := &stub{addr: fmt.Sprintf("p%d:1", i), serve: prefilled}
 			s.name = "http://" + s.addr
 			f.p = append(f.p, s)
 			cfg.Prefill = append(cfg.Prefill, s.name)
 			s.start(f)
 		}
 		for i := range nd {
-			s := &stub{addr: fmt.Sprintf("d%d:1", i), health: healthy, serve: stream(time.Millisecond, strings.SplitAfter(usual, "\n\n")...)}
+			s := &stub{addr: fmt.Sprintf("d%d:1", i), serve: stream(time.Millisecond, strings.SplitAfter(usual, "\n\n")...)}
 			s.name = "http://" + s.addr
 			f.d = append(f.d, s)
 			cfg.Decode = append(cfg.Decode, s.name)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,7 +80,11 @@ func (r *Router) probe(ctx context.Context, w *worker) error {
 		registry <- nil
 	}
 	err := r.checkHealth(ctx, w.url, r.cfg.PeerToken)
-	return errors.Join(err, <-registry)
+	other := <-registry
+	if err != nil && other != nil {
+		return fmt.Errorf("%w; %w", err, other)
+	}
+	return cmp.Or(err, other)
 }
 
 // checkHealth is one GET /health; anything but 200 is an error.

@@ -68,7 +68,7 @@ func TestReadyNeedsAPair(t *testing.T) {
 func TestStoppedPrefill(t *testing.T) {
 	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
 		f.p[0].serve = hang
-		f.p[0].health = func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		f.p[0].setHealth(hungHealth)
 		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
 			if host, _ := rooms(t, body); host == "p0" {
 				<-r.Context().Done()
@@ -83,7 +83,8 @@ func TestStoppedPrefill(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		f.p[0].health, f.p[0].serve = healthy, prefilled
+		f.p[0].setHealth(nil)
+		f.p[0].serve = prefilled
 		f.d[0].serve = answers(whole)
 		until(t, 2*time.Second, func() bool { return f.post("/generate", ask).status == 200 && len(f.p[0].requests()) > 1 })
 		t.Logf("used again after %v", time.Since(began))
@@ -94,13 +95,13 @@ func TestStoppedPrefill(t *testing.T) {
 // answers.
 func TestHungRegistry(t *testing.T) {
 	inFleet(t, 2, 1, func(c *Config) { c.Prefill[0] += ",8998" }, func(t *testing.T, f *fleet) {
-		reg := &stub{addr: "p0:8998", health: healthy}
+		reg := &stub{addr: "p0:8998"}
 		reg.start(f)
 		defer reg.kill()
-		until(t, time.Second, func() bool { return f.r.table.pools[Prefill].workers[0].standing.up })
-		reg.health = func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-		until(t, 2*time.Second, func() bool { return !f.r.table.pools[Prefill].workers[0].standing.up })
-		if cause := f.r.table.pools[Prefill].workers[0].standing.cause; !strings.Contains(cause, "bootstrap registry p0:8998: GET /health: no answer within 1s") {
+		until(t, time.Second, func() bool { return f.standing().up })
+		reg.setHealth(hungHealth)
+		until(t, 2*time.Second, func() bool { return !f.standing().up })
+		if cause := f.standing().cause; !strings.Contains(cause, "bootstrap registry p0:8998: GET /health: no answer within 1s") {
 			t.Errorf("%s", cause)
 		}
 		f.net.mu.Lock()
@@ -112,8 +113,8 @@ func TestHungRegistry(t *testing.T) {
 		f.net.mu.Lock()
 		f.net.hung["p0:8998"] = false
 		f.net.mu.Unlock()
-		reg.health = healthy
-		until(t, time.Second, func() bool { return f.r.table.pools[Prefill].workers[0].standing.up })
+		reg.setHealth(nil)
+		until(t, time.Second, func() bool { return f.standing().up })
 	})
 }
 
@@ -152,7 +153,7 @@ func TestEjection(t *testing.T) {
 func TestWorkerDrains(t *testing.T) {
 	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
 		f.p[0].serve = says(503, `{"error":{"code":"draining","message":"stopping"}}`)
-		f.p[0].health = says503
+		f.p[0].setHealth(says503)
 		for range 4 {
 			if got := f.post("/v1/chat/completions", chat); got.body != usual {
 				t.Fatalf("%+v", got)
@@ -162,6 +163,15 @@ func TestWorkerDrains(t *testing.T) {
 			t.Errorf("%d legs were sent to the draining prefill", n)
 		}
 	})
+}
+
+func hungHealth(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// standing is that of the first prefill.
+func (f *fleet) standing() standing {
+	f.r.table.mu.Lock()
+	defer f.r.table.mu.Unlock()
+	return f.r.table.pools[Prefill].workers[0].standing
 }
 
 func says503(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }

@@ -278,7 +278,9 @@ func (x *exchange) mayRelay(a *attempt) bool {
 	x.firstByte = x.r.now()
 	x.heard.Store(int64(x.firstByte))
 	x.idle = time.AfterFunc(x.r.cfg.IdleTimeout, func() { x.watchIdle(a) })
-	x.r.metrics.TTFT.Observe((x.firstByte - x.began).Seconds())
+	if x.stream { // a whole answer tells nothing of its first token
+		x.r.metrics.TTFT.Observe((x.firstByte - x.began).Seconds())
+	}
 	return true
 }
 

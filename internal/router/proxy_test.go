@@ -33,7 +33,7 @@ func TestWholeAnswerPassesUnchanged(t *testing.T) {
 
 func TestBatchHasARoomForEachItem(t *testing.T) {
 	inFleet(t, 1, 1, func(c *Config) { c.Prefill[0] += ",8998" }, func(t *testing.T, f *fleet) {
-		reg := &stub{addr: "p0:8998", health: healthy}
+		reg := &stub{addr: "p0:8998"}
 		reg.start(f)
 		defer reg.kill()
 		time.Sleep(time.Second)
