@@ -32,6 +32,7 @@ type Decode struct {
 	timers    timers[*decodeReq]
 	passed    []*decodeReq // scratch of begin
 	stuck     stuck[*decodeReq]
+	seen      uint64 // serve: the pool's chances at the last Ready
 
 	batch   Batch           // the one outstanding, or memory for the next
 	running bool            // batch is outstanding
@@ -284,10 +285,13 @@ func (d *Decode) Ready() *DecodeReady {
 		d.hear() // of those that were preempted just now
 	}
 	d.admit()
+	d.ready.Deadline = d.timers.next()
 	if d.cfg.Serve {
 		d.pool.SetReserve(d.growth())
+		if c := d.pool.Chances(); c != d.seen {
+			d.seen, d.ready.Deadline = c, d.now // the prefill core has planned before that: one more turn
+		}
 	}
-	d.ready.Deadline = d.timers.next()
 	if d.peers != nil {
 		d.ready.Peer = d.peers.Actions()
 		d.ready.Deadline = min(d.ready.Deadline, d.peers.Deadline())
