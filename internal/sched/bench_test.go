@@ -52,19 +52,6 @@ func beat(e *schedtest.Env, done *sched.BatchDone, tick *sched.Tick) *sched.Deco
 	return r
 }
 
-func TestABeatDoesNotAllocate(t *testing.T) {
-	const n, runs = 64, 1000
-	e, done := steady(t, n, 4096)
-	tick := &sched.Tick{}
-	if got := testing.AllocsPerRun(runs, func() {
-		if r := beat(e, done, tick); len(r.Emits) != n || len(r.Batch.Rows) != n {
-			t.Fatalf("%d tokens, %d rows, want %d", len(r.Emits), len(r.Batch.Rows), n)
-		}
-	}); got != 0 {
-		t.Errorf("%v allocations a beat with %d running, want none", got, n)
-	}
-}
-
 // BenchmarkBeat is the core's part of one batch with 64 sequences: some 50 ns a
 // token, which is the few cache lines of its record, row and emit. A page is
 // taken with every 16th.

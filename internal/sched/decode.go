@@ -296,7 +296,7 @@ func (d *Decode) Ready() *DecodeReady {
 		d.ready.Peer = d.peers.Actions()
 		d.ready.Deadline = min(d.ready.Deadline, d.peers.Deadline())
 	}
-	d.armed = d.ready.Deadline
+	d.armed = max(d.now, d.ready.Deadline) // what is due already was told only now
 	if invariants {
 		mustHold(d.Check())
 	}

@@ -11,40 +11,40 @@
 //
 // A core belongs to one goroutine, its loop:
 //
-//	for {
-//		ready := core.Ready()
-//		hand out ready's actions          // none of which may wait
-//		arm the timer for ready.Deadline
-//		wait for inbox, timer or stop     // the only place
-//		now := time since process start
-//		for each event in the inbox { core.Step(now, event) }
-//		core.Step(now, &Tick{})
-//	}
+//		for {
+//			ready := core.Ready()
+//			hand out ready's actions          // none of which may wait
+//			arm the timer for ready.Deadline
+//			wait for inbox, timer or stop     // the only place
+//			now := time since process start
+//			for each event in the inbox { core.Step(now, event) }
+//			core.Step(now, &Tick{})
+//		}
 //
-//  1. now never goes back, and is taken once a turn. The inbox is emptied before
-//     Tick, because only Tick judges deadlines: what has arrived is known by then.
-//     Every turn ends with Tick. A turn that comes late ([LateTurn]) is noticed
-//     and forgiven by the core.
-//  2. Actions are handed out in the order of the fields of [DecodeReady] and
-//     [PrefillReady]. Their slices belong to the core again at the next Step; what
-//     Batch points to, when the core is stepped with its BatchDone.
-//  3. Every action that completes later carries an id, and completes once, as an
-//     event with the same id: Batch by BatchDone; Grant by PagesLanded, or by
-//     TransferFailed and then TransferQuiesced; Revoke by TransferQuiesced; CloseSend by
-//     SendQuiesced; each try of [PeerAction] by PeerDone. What comes too late is
-//     dropped at the top of Step, so the driver need not know what is still wanted.
-//  4. At most one batch is outstanding at a core. The rows' tokens and block
-//     tables stay as they are until its BatchDone, also when requests end meanwhile.
-//  5. Mailboxes towards the network must have room for all that the configuration
-//     allows: MaxGrants grants and as many Revokes, one close for each send. An
-//     action is never put off and never dropped.
-//  6. Each request that was submitted ends in exactly one [Finish], after its last
-//     [Emit]; a refused one at once. A request that has ended is forgotten.
-//  7. Serve: both cores share one kv.Pool and one goroutine. Each turn the prefill
-//     core's Ready comes first; its HandOvers go to the decode core as Adopt, then
-//     comes the decode core's Ready, and its Preempts go back as SubmitPrefill. A
-//     request is in one core at a time and ends there; Abort, StopAt, Drain and
-//     Tick go to both. The ids of batches are those of their core.
+//	 1. now never goes back, and is taken once a turn. The inbox is emptied before
+//	    Tick, because only Tick judges deadlines: what has arrived is known by then.
+//	    Every turn ends with Tick. A turn that comes late ([LateTurn]) is noticed
+//	    and forgiven by the core.
+//	 2. Actions are handed out in the order of the fields of [DecodeReady] and
+//	    [PrefillReady]. Their slices belong to the core again at the next Step; what
+//	    Batch points to, when the core is stepped with its BatchDone.
+//	 3. Every action that completes later carries an id, and completes once, as an
+//	    event with the same id: Batch by BatchDone; Grant by PagesLanded, or by
+//	    TransferFailed and then TransferQuiesced; Revoke by TransferQuiesced; CloseSend by
+//	    SendQuiesced; each try of [PeerAction] by PeerDone. What comes too late is
+//	    dropped at the top of Step, so the driver need not know what is still wanted.
+//	 4. At most one batch is outstanding at a core. The rows' tokens and block
+//	    tables stay as they are until its BatchDone, also when requests end meanwhile.
+//	 5. Mailboxes towards the network must have room for all that the configuration
+//	    allows: MaxGrants grants and as many Revokes, one close for each send. An
+//	    action is never put off and never dropped.
+//	 6. Each request that was submitted ends in exactly one [Finish], after its last
+//	    [Emit]; a refused one at once. A request that has ended is forgotten.
+//	 7. Serve: both cores share one kv.Pool and one goroutine. Each turn the prefill
+//	    core's Ready comes first; its HandOvers go to the decode core as Adopt, then
+//	    comes the decode core's Ready, and its Preempts go back as SubmitPrefill. A
+//	    request is in one core at a time and ends there; Abort, StopAt, Drain and
+//	    Tick go to both. The ids of batches are those of their core.
 //
 // # Decode
 //

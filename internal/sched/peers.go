@@ -9,8 +9,21 @@ import (
 
 // Peers is what a decode core knows of each prefill, and how it learns it
 // without ever waiting. It is a sub-machine of Decode: owned by one goroutine,
-// no clock, no network. See peersAPI for the order of calls and docs/peers.md
-// for the rules.
+// no clock, no network. docs/peers.md has the rules. Decode drives it in the
+// order of one turn:
+//
+//   - Late(now, by) first, when the turn comes more than LateTurn after the
+//     deadline that was promised for it;
+//   - then Step for each PeerDone, LinkHeard and LinkEnded of the inbox, and
+//     Want, Granted, Landed and Forget as requests come, are granted, have all
+//     their pages, and end;
+//   - last Tick, which judges the deadlines that have passed. Only Tick spends
+//     attempts on retries and ends requests, so whatever arrived in the turn
+//     is known before anything is judged.
+//
+// After each call Decode takes Verdicts, at the turn's end Actions and Fatal.
+// A request is known to Peers from Want (when it returns nil) to Landed,
+// Forget or its Lost verdict; then it may Want again under the same id.
 //
 // One peer record stands for each bootstrap address. A request's claim walks
 // along the chain
@@ -73,7 +86,8 @@ func NewPeers(cfg PeersConfig) *Peers {
 	}
 }
 
-// Want asks for the links of one request.
+// Want asks for the links of a request. It returns a refusal (429, 503, or the
+// mismatch of a known-bad prefill), or nil: verdicts follow.
 func (p *Peers) Want(now time.Duration, w Want) *Error {
 	if p.fatal != nil {
 		return p.fatal
@@ -195,7 +209,8 @@ func (p *Peers) Late(now, by time.Duration) {
 	p.alarms.rearm(now, by)
 }
 
-// Deadline is when Tick has something to judge, or Never.
+// Deadline is when Tick has something to judge, or Never. It may still have
+// passed after a Tick: one Tick does a bounded amount of work.
 func (p *Peers) Deadline() time.Duration {
 	if p.fatal != nil {
 		return Never
@@ -218,6 +233,7 @@ func (p *Peers) Verdicts() []Verdict {
 }
 
 // Fatal is the mismatch that ends the process under --on-mismatch=fatal, or nil.
+// It is sticky, and after it Peers asks for nothing more.
 func (p *Peers) Fatal() *Error { return p.fatal }
 
 // random is the next number of the jitter's generator (splitmix64).

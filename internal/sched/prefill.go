@@ -218,7 +218,7 @@ func (p *Prefill) Ready() *PrefillReady {
 		p.form()
 	}
 	p.ready.Deadline = min(p.timers.next(), p.parking.next())
-	p.armed = p.ready.Deadline
+	p.armed = max(p.now, p.ready.Deadline)
 	if invariants {
 		mustHold(p.Check())
 	}
