@@ -182,6 +182,14 @@ func (f *fleet) close() {
 	if err := <-f.ended; err != nil {
 		f.t.Errorf("Run: %v", err)
 	}
+	for _, w := range f.r.table.all() {
+		if w.load != 0 || w.legs != 0 {
+			f.t.Errorf("%s is left with %d legs and load %d", w.name, w.legs, w.load)
+		}
+	}
+	if n := f.r.bodies.Load(); n != 0 {
+		f.t.Errorf("%d bytes of bodies are still booked", n)
+	}
 	for _, s := range append(f.p, f.d...) {
 		s.kill()
 	}

@@ -74,6 +74,7 @@ type attempt struct {
 	header  http.Header
 	segs    [][]byte
 	length  int
+	taken   bool        // the client's goroutine has taken up the decode leg
 	late    *time.Timer // ends the prefill leg after its grace
 }
 
@@ -117,6 +118,7 @@ func (x *exchange) stepLocked(ev event) {
 // pick answers actPick. Further attempts are taken from a budget that all
 // requests share, so that retries cannot multiply an overload.
 func (x *exchange) pick(now time.Duration) event {
+	x.dropUntaken()
 	if x.pair.attempt > 0 && !x.r.budget.take() {
 		return event{kind: evNone}
 	}
@@ -129,6 +131,16 @@ func (x *exchange) pick(now time.Duration) event {
 	}
 	x.cur = &attempt{n: x.pair.attempt + 1, workers: got}
 	return event{kind: evPicked, workers: [2]string{got[Prefill].name, got[Decode].name}}
+}
+
+// dropUntaken gives back the booking of a decode leg that was never taken up:
+// its attempt was over before the client's goroutine came to it.
+func (x *exchange) dropUntaken() {
+	if x.cur != nil && !x.cur.taken {
+		x.cur.taken = true
+		x.cur.cancel[Decode](errLegOver)
+		x.r.table.release(x.cur.workers[Decode], x.cost()[Decode])
+	}
 }
 
 // cost is what the request adds to each leg's load: the prefill computes the
@@ -168,14 +180,7 @@ func (x *exchange) endLeg(a action) {
 // run takes a request whose body is read to its end.
 func (x *exchange) run() {
 	x.step(event{kind: evStart})
-	for done := 0; ; {
-		x.mu.Lock()
-		a, phase := x.cur, x.pair.phase
-		x.mu.Unlock()
-		if phase == phaseEnded || a == nil || a.n == done {
-			break
-		}
-		done = a.n
+	for a := x.take(); a != nil; a = x.take() {
 		x.decode(a)
 		a.cancel[Decode](errLegOver)
 		x.r.table.release(a.workers[Decode], x.cost()[Decode])
@@ -185,6 +190,22 @@ func (x *exchange) run() {
 		x.idle.Stop()
 	}
 	x.answer()
+}
+
+// take gives the attempt whose decode leg is to be run next, nil when the
+// request has ended.
+func (x *exchange) take() *attempt {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.pair.phase == phaseEnded {
+		x.dropUntaken()
+		return nil
+	}
+	if x.cur.taken {
+		panic("router: a decode leg is over and the request neither ended nor tried again")
+	}
+	x.cur.taken = true
+	return x.cur
 }
 
 var errLegOver = errors.New("the leg is over")
@@ -323,7 +344,7 @@ func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, w
 	for {
 		good, bad := splitError(run, x.items)
 		if !x.write(good) {
-			return &fault{kind: faultCut, text: "the client takes nothing"}
+			return errClient
 		}
 		if bad != nil {
 			return bad
@@ -340,6 +361,10 @@ func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, w
 		run, whole, err = events.Next()
 	}
 }
+
+// errClient is for a write that failed; write has told the machine, which drops
+// what comes after.
+var errClient = &fault{kind: faultCut, text: "the client takes nothing"}
 
 func (x *exchange) cut(a *attempt, err error) *fault {
 	return &fault{kind: faultCut, text: "the answer broke off: " + plainCause(a.ctx[Decode], err)}
@@ -368,7 +393,6 @@ func (x *exchange) relayWhole(a *attempt, resp *http.Response) {
 	x.head(resp, length)
 	for err == nil {
 		if !x.write(body) {
-			x.decodeFailed(a, fault{kind: faultCut, text: "the client takes nothing"})
 			return
 		}
 		if !long {
@@ -411,6 +435,9 @@ func (x *exchange) write(run []byte) bool {
 		err = x.rc.Flush()
 	}
 	x.heard.Store(int64(x.r.now()))
+	if err != nil {
+		x.step(event{kind: evGone}) // or so slow that it is the same
+	}
 	return err == nil
 }
 

@@ -189,6 +189,15 @@ func TestFailureInsideAStream(t *testing.T) {
 			stream(0, event)(s, w, r, b)
 			panic(http.ErrAbortHandler)
 		}, event, "decode_unreachable", "broke off"},
+		{"reset", func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
+			stream(0, event)(s, w, r, b)
+			time.Sleep(time.Millisecond)
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				panic(err)
+			}
+			c.(*memConn).reset()
+		}, event, "decode_unreachable", "connection reset"},
 		{"closed in order, without [DONE]", stream(0, event), event, "decode_unreachable", "broke off"},
 		{"cut inside an event", stream(0, event, `data: {"i`), event + `data: {"i` + "\n\n", "decode_unreachable", "broke off"},
 		{"silent", func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
@@ -360,6 +369,9 @@ func TestSlowClientHoldsDecodeBack(t *testing.T) {
 		}
 		if len(f.d[0].times()) != 1 {
 			t.Error("decode still runs")
+		}
+		if got := f.r.table.pools[Decode].workers[0].standing; got.streak != 0 || got.cause != "" {
+			t.Errorf("decode is blamed: %+v", got)
 		}
 	})
 }

@@ -135,6 +135,7 @@ func (r *Router) Run(ctx context.Context, ln net.Listener) error {
 		cancel()
 		<-failed
 	}
+	r.endAll() // nothing starts a leg from here on
 	r.stop()
 	r.legs.Wait()
 	probes.Wait()
@@ -155,12 +156,18 @@ func (r *Router) drain() {
 	for end, stopped := r.now()+r.cfg.Drain, false; r.running() > 0; <-tick.C {
 		if now := r.now(); now >= end && !stopped {
 			stopped = true
-			for _, x := range r.all() {
-				x.step(event{kind: evStop})
-			}
+			r.endAll()
 		} else if now >= end+closeGrace {
 			return
 		}
+	}
+}
+
+// endAll ends what is running by name and lets nothing in.
+func (r *Router) endAll() {
+	r.draining.Store(true)
+	for _, x := range r.all() {
+		x.step(event{kind: evStop})
 	}
 }
 
