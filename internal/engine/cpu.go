@@ -165,8 +165,8 @@ func (e *CPU) Close() {
 	e.crew.close()
 }
 
-// Run computes a batch. Errors are a *RowError, a batch that is too large, or
-// ErrClosed.
+// Run computes a batch; an empty one is no work. Errors are a *RowError, a batch
+// that is too large, or ErrClosed.
 func (e *CPU) Run(b *Batch) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -176,6 +176,9 @@ func (e *CPU) Run(b *Batch) error {
 	e.batch = b
 	e.begin()
 	n := len(e.tokens)
+	if n == 0 {
+		return nil
+	}
 	for l := range e.w.blocks {
 		if e.closed.Load() {
 			return ErrClosed

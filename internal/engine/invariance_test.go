@@ -279,6 +279,7 @@ func TestRunRefuses(t *testing.T) {
 		r = ok()
 		run(t, e, r) // the engine goes on
 	}
+	run(t, e) // no work is no error
 }
 
 func TestNewRefuses(t *testing.T) {

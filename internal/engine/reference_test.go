@@ -245,8 +245,8 @@ func TestSmolLM2Precise(t *testing.T) {
 	if !(worst <= 1e-3) {
 		t.Errorf("nll differs from the f32 record by %.3g, want at most 1e-3", worst)
 	}
-	for _, p := range ref.Prompts[:2] {
-		ids, top := greedy(t, e, p.IDs, pages(0, 130), 12)
+	for _, p := range ref.Prompts[:1] {
+		ids, top := greedy(t, e, p.IDs, pages(0, 130), 8)
 		for i, id := range ids {
 			if id != p.F32.IDs[i] || math.Abs(float64(top[i][0].Logprob)-p.F32.Logprob[i]) > 1e-3 {
 				t.Errorf("%s: token %d is %d with %v, want %d with %v", p.Name, i, id, top[i][0].Logprob, p.F32.IDs[i], p.F32.Logprob[i])

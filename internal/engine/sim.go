@@ -206,6 +206,9 @@ func (s *Sim) Run(b *Batch) error {
 	if err := checkBatch(b, &s.cfg.Config, SimVocab); err != nil {
 		return err
 	}
+	if len(b.Rows) == 0 {
+		return nil
+	}
 	begin := time.Now()
 	took := s.duration(b)
 	// A timer is late by up to a millisecond, and a thousand batches of 8 ms

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // plain is the loop that everybody writes first, blocked for the cache: int8
@@ -40,6 +41,41 @@ func plain(y []float32, m *Matrix, q []int8, scale, sum []float32, n int) {
 				}
 				k := t*blocks + b
 				y[t*m.Rows+r] += float32(float32(isum)*float32(d*scale[k])) + float32(lo*sum[k])
+			}
+		}
+	}
+}
+
+// TestNotSlower holds the products against the plain loop. The best of many
+// short runs is what the machine can do, however busy it is.
+func TestNotSlower(t *testing.T) {
+	rnd := seeded(t, 7)
+	best := func(f func()) time.Duration {
+		d := time.Hour
+		for range 30 {
+			begin := time.Now()
+			f()
+			d = min(d, time.Since(begin))
+		}
+		return d
+	}
+	for _, typ := range []Type{Q4_1, Q8_0} {
+		for _, n := range []int{1, 8, 96} {
+			const rows, cols = 64, 576
+			m := randomMatrix(t, rnd, typ, rows, cols)
+			x, s, y := NewInput(n, cols, false, typ), NewScratch(cols), make([]float32, n*rows)
+			x.N = n
+			fill(rnd, x.f)
+			q := make([]int8, n*cols)
+			scale := make([]float32, len(q)/Block)
+			ours := best(func() {
+				x.Prepare(0, n)
+				m.Mul(y, rows, x, 0, n, 0, rows, s)
+			})
+			theirs := best(func() { plain(y, &m, q, scale, scale, n) })
+			t.Logf("type %d, %d inputs: %v, a plain loop %v", typ, n, ours, theirs)
+			if float64(theirs) < 0.8*float64(ours) {
+				t.Errorf("type %d, %d inputs: %v is less than 0.8 times as fast as a plain loop, %v", typ, n, ours, theirs)
 			}
 		}
 	}
