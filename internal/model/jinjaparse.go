@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 )
 
 // maxNesting bounds how deep tags and expressions of a template may nest.
@@ -24,6 +25,9 @@ type parser struct {
 // parseTemplate reads a whole template.
 func parseTemplate(src string) (body []stmt, err error) {
 	defer catch(&err)
+	if !utf8.ValidString(src) {
+		return nil, &flaw{1, "the source is not UTF-8"} // everything later counts in characters
+	}
 	p := &parser{toks: lexTemplate(src)}
 	body, _ = p.block()
 	return body, nil
