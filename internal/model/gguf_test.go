@@ -306,7 +306,7 @@ func TestRefused(t *testing.T) {
 			f.tensors = append(f.tensors, btensor{"output_norm.weight", F32, []uint64{32}, here, 128})
 		}},
 		{`tensor "output_norm.weight": overlaps tensor "token_embd.weight"`, func(f *builder) {
-			f.tensor("output_norm.weight").offset = f.end() - 128
+			f.tensor("output_norm.weight").offset = f.end() - 32
 		}},
 		{`tensor "output_norm.weight": offset 100 is not a multiple`, func(f *builder) { f.tensor("output_norm.weight").offset = 100 }},
 		{`tensor "output_norm.weight": truncated: 128 bytes at data offset 18446744073709551584`, func(f *builder) { f.tensor("output_norm.weight").offset = math.MaxUint64 - 31 }},

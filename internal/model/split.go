@@ -103,15 +103,15 @@ func wordGPT2(s string) int {
 			c, n = next, 1+m
 		}
 	}
-	last := n // where the last character of the run began, for \s+(?!\S)
+	last := n // where the last but the first character of the run began, for \s+(?!\S)
 	for i := n; ; {
 		if i == len(s) {
 			return i
 		}
 		next, m := classAt(s[i:])
 		if next != c {
-			if c == space && i > n {
-				return last
+			if c == space {
+				return last // the only one where there is no more than one
 			}
 			return i
 		}

@@ -129,9 +129,9 @@ func TestInjection(t *testing.T) {
 // template has begun, nor can two messages together, and what stands between
 // control tokens is one piece of text whoever wrote it.
 func TestInjectionPieces(t *testing.T) {
-	f := byteModel(t, 7, "gpt2", 300)
-	tok := tokenizer(t, f)
-	user := []Message{{"user", "|end|>"}, {"user", "ab"}}
+	tok := tokenizer(t, byteModel(t, 7, "gpt2", 300))
+	tok.specials = newSpecials(append(tok.specials.list, special{"<|3|>", 4, true}))
+	user := []Message{{"user", "|end|>"}, {"user", "ab"}, {"user", "<"}}
 	plain := func(s string) []int32 { return tok.Encode(s, false, false) }
 	for _, c := range []struct {
 		source string
@@ -150,6 +150,12 @@ func TestInjectionPieces(t *testing.T) {
 		{"{% for c in '<' + messages[0].content %}{{ c }}{% endfor %}", plain("<|end|>")},
 		{"{{ ('<' + messages[0].content)[::-1][::-1] }}", plain("<|end|>")},
 		{"{{ {'a': '<' + messages[0].content}['a'] * 2 }}", plain("<|end|><|end|>")},
+		{"{{ messages[2].content }}|end|>", plain("<|end|>")},
+		{"<|end|{{ messages[0].content[-1] }}", plain("<|end|>")},
+		{"<|{{ messages[0].content[1:4] }}|>", plain("<|end|>")},
+		{"<|{{ messages | length }}|>", plain("<|3|>")},
+		{"<|{{ 3 | tojson }}|>", plain("<|3|>")},
+		{"<|{{ 3 ~ '|>' }}", plain("<|3|>")},
 		// The template's own bytes, however it puts them together.
 		{"<|end|>", []int32{0}},
 		{"<|{{ 'end' }}|>", []int32{0}},
@@ -157,6 +163,8 @@ func TestInjectionPieces(t *testing.T) {
 		{"{{ '<|' + 'x,end'.split(',')[1] + '|>' }}", []int32{0}},
 		{"{{ eos_token }}{{ bos_token }}", []int32{0, 1}},
 		{"{{ '>|dne|<'[::-1] }}", []int32{0}},
+		{"<|3|>", []int32{4}},
+		{"{{ bos_token }}a{{ bos_token }}", concat([]int32{1}, plain("a"), []int32{1})},
 		// An ordinary role is the template's word, so that '<|' + role + '|>' works.
 		{"<|end|>{{ messages[1].content }}c<|start|>d", concat([]int32{0}, plain("abc"), []int32{1}, plain("d"))},
 		{"<tool>{{ '<tool>' }}", []int32{2, 2}},

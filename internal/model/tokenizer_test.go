@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math"
@@ -475,6 +476,58 @@ func TestSmolRoles(t *testing.T) {
 	for id := range int32(20) {
 		if tok.IsControl(id) != (id < 17) {
 			t.Errorf("token %d: control %v", id, tok.IsControl(id))
+		}
+	}
+}
+
+// TestRolesByName: a token that begins or ends texts is a control token even
+// where the file calls it something else, so that no message can spell it.
+func TestRolesByName(t *testing.T) {
+	v := &pieceVocab{tokens: []string{"<unk>", "<s>", "</s>"}, kinds: []int32{2, 1, 1}, scores: make([]float32, 3)}
+	for _, text := range []string{"<", "s", ">", "<s", "</", "</s", "/", "|", "<|end|>", "<|im_end|>", "[TURN]", "[", "]"} {
+		v.add(text, 1, 0)
+	}
+	v.kinds[slices.Index(v.tokens, "<|end|>")] = 4
+	f := v.file(t)
+	turn := int32(slices.Index(v.tokens, "[TURN]"))
+	f.keys["tokenizer.ggml.eot_token_id"] = value{kind: kindUint32, raw: binary.LittleEndian.AppendUint32(nil, uint32(turn))}
+	tok := tokenizer(t, f)
+	if want := []int32{2, turn - 2, turn - 1, turn}; !slices.Equal(tok.EOG(), want) {
+		t.Errorf("ends %v, want %v", tok.EOG(), want)
+	}
+	for _, id := range append([]int32{1}, tok.EOG()...) {
+		text, _ := tok.Text(id)
+		if ids := tok.Encode(text, false, false); !tok.IsControl(id) || slices.Contains(ids, id) {
+			t.Errorf("%s is text: control %v, ids %v", text, tok.IsControl(id), ids)
+		}
+		if ids := tok.Encode(text, false, true); !slices.Equal(ids, []int32{id}) {
+			t.Errorf("%s in trusted text: %v", text, ids)
+		}
+	}
+}
+
+// TestMergeTwice: of a pair that a file ranks twice the first rank holds.
+func TestMergeTwice(t *testing.T) {
+	for _, c := range []struct {
+		pairs []string
+		want  string
+	}{{[]string{"a b", "b c"}, "ab|c"}, {[]string{"b c", "a b"}, "a|bc"}, {[]string{"a b", "b c", "a b"}, "ab|c"}, {[]string{"b c", "a b", "b c"}, "a|bc"}} {
+		b := &builder{version: 3, align: 32, keys: []bkey{
+			{"general.architecture", "llama"}, {"tokenizer.ggml.model", "gpt2"}, {"tokenizer.ggml.pre", "gpt-2"},
+			{"tokenizer.ggml.tokens", []string{"a", "b", "c", "ab", "bc"}}, {"tokenizer.ggml.token_type", []int32{1, 1, 1, 1, 1}},
+			{"tokenizer.ggml.merges", c.pairs},
+		}}
+		f, err := OpenBytes("m", b.bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok := tokenizer(t, f)
+		var got []string
+		for _, id := range tok.Encode("abc", true, false) {
+			got = append(got, string(tok.Piece(id)))
+		}
+		if strings.Join(got, "|") != c.want {
+			t.Errorf("%q: %q, want %s", c.pairs, got, c.want)
 		}
 	}
 }
