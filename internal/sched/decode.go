@@ -334,12 +334,10 @@ func (d *Decode) refusal(s *Submit) *Error {
 	case len(s.Prompt) == 0 || s.MaxTokens < 1:
 		return errorf(InvalidRequest, "a request needs a prompt and max_tokens of at least 1, got %d tokens and %d",
 			len(s.Prompt), s.MaxTokens)
-	case total > d.cfg.Context:
-		return errorf(ContextLengthExceeded, "%d prompt tokens and max_tokens %d are %d, the context holds %d",
-			len(s.Prompt), s.MaxTokens, total, d.cfg.Context)
+	case s.MaxTokens > d.cfg.Context-len(s.Prompt): // in this form nothing overflows
+		return tooLong(len(s.Prompt), s.MaxTokens, "context", d.cfg.Context)
 	case d.pool.PagesFor(total) > d.pool.Total():
-		return errorf(ContextLengthExceeded, "%d prompt tokens and max_tokens %d are %d, the KV pool holds %d",
-			len(s.Prompt), s.MaxTokens, total, d.pool.Total()*d.pool.PageSize())
+		return tooLong(len(s.Prompt), s.MaxTokens, "KV pool", d.pool.Total()*d.pool.PageSize())
 	case queued >= d.cfg.MaxQueued:
 		return refused(Overloaded, "%d requests are queued, the limit", queued)
 	}
@@ -494,7 +492,12 @@ func (d *Decode) quiesced(g *grant) {
 	delete(d.grants, g.id)
 }
 
-func (d *Decode) fail(r *decodeReq, e *Error) { d.end(r, Failed, e, r.output()) }
+func (d *Decode) fail(r *decodeReq, e *Error) {
+	if e == nil {
+		e = errorf(Internal, "the request was ended without a cause")
+	}
+	d.end(r, Failed, e, r.output())
+}
 
 // end ends r: the one place that finishes a request.
 func (d *Decode) end(r *decodeReq, why Reason, e *Error, completion int) {
@@ -570,11 +573,4 @@ func (d *Decode) move(r *decodeReq, to Phase, ok bool) {
 	if to != Finished {
 		d.in[to].push(r)
 	}
-}
-
-// refused is an error that says: try again.
-func refused(code Code, format string, args ...any) *Error {
-	e := errorf(code, format, args...)
-	e.RetryAfter = time.Second
-	return e
 }

@@ -39,3 +39,18 @@ func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 func errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
+
+// refused is an error that says: try again.
+func refused(code Code, format string, args ...any) *Error {
+	e := errorf(code, format, args...)
+	e.RetryAfter = time.Second
+	return e
+}
+
+// tooLong says that a request does not fit. A prefill core does not know maxTokens (0).
+func tooLong(prompt, maxTokens int, what string, holds int) *Error {
+	if maxTokens == 0 {
+		return errorf(ContextLengthExceeded, "%d prompt tokens do not fit the %s of %d tokens", prompt, what, holds)
+	}
+	return errorf(ContextLengthExceeded, "%d prompt tokens and max_tokens %d do not fit the %s of %d tokens", prompt, maxTokens, what, holds)
+}

@@ -255,11 +255,10 @@ func (p *Prefill) refusal(s *SubmitPrefill) *Error {
 	switch {
 	case n == 0:
 		return errorf(InvalidRequest, "a request needs a prompt of at least 1 token")
-	case n+s.MaxTokens > p.cfg.Context:
-		return errorf(ContextLengthExceeded, "%d prompt tokens and max_tokens %d, the context holds %d", n, s.MaxTokens, p.cfg.Context)
+	case s.MaxTokens > p.cfg.Context-n: // in this form nothing overflows
+		return tooLong(n, s.MaxTokens, "context", p.cfg.Context)
 	case p.pool.PagesFor(n+s.MaxTokens) > p.pool.Total():
-		return errorf(ContextLengthExceeded, "%d prompt tokens and max_tokens %d, the KV pool holds %d",
-			n, s.MaxTokens, p.pool.Total()*p.pool.PageSize())
+		return tooLong(n, s.MaxTokens, "KV pool", p.pool.Total()*p.pool.PageSize())
 	case !again && p.rooms[s.Room] != nil:
 		return errorf(InvalidRequest, "room %d is in use by another request", s.Room)
 	case again && p.keys[s.Grant] != nil:
@@ -376,7 +375,12 @@ func (p *Prefill) roomClosed(ev *RoomClosed) {
 	p.finish(r, Failed, e)
 }
 
-func (p *Prefill) fail(r *prefillReq, e *Error) { p.end(r, Failed, e) }
+func (p *Prefill) fail(r *prefillReq, e *Error) {
+	if e == nil {
+		e = errorf(Internal, "the request was ended without a cause")
+	}
+	p.end(r, Failed, e)
+}
 
 // end ends r for a reason that D does not know yet, or (Prefilled) knows well.
 func (p *Prefill) end(r *prefillReq, why Reason, e *Error) {

@@ -15,7 +15,7 @@ import (
 var (
 	walkSeed  = flag.Uint64("walk.seed", 0, "seed of the one random walk to repeat; 0: many")
 	walkSteps = flag.Int("walk.steps", 400, "events of a random walk")
-	walkCount = flag.Int("walk.count", 60, "random walks of each kind")
+	walkCount = flag.Int("walk.count", 40, "random walks of each kind")
 )
 
 // walk is a world of random events around the cores. In the first phase

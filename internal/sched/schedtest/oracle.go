@@ -274,7 +274,7 @@ func (o *Oracle) finish(f sched.Finish) {
 	if (f.Reason == sched.Failed) != (f.Err != nil) {
 		o.fault("request %d ends %s with error %v", f.Req, f.Reason, f.Err)
 	}
-	if f.Err != nil && strings.Contains(f.Err.Message, "do not fit") {
+	if f.Err != nil && f.Err.Code == sched.Internal && strings.Contains(f.Err.Message, "do not fit") {
 		o.fault("request %d was taken and does not fit: %v", f.Req, f.Err)
 	}
 	t.ended, t.err = true, f.Err
