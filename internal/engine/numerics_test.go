@@ -36,8 +36,8 @@ func TestSource(t *testing.T) {
 			}
 		}
 	}
-	if caught != 8 {
-		t.Errorf("caught %d of the 8 planted breaches", caught)
+	if caught != 9 {
+		t.Errorf("caught %d of the 9 planted breaches", caught)
 	}
 }
 
@@ -57,7 +57,8 @@ func f(a, b, c float32, d []float64, n int) float32 {
 	d[0] = math.Exp(d[0])            // 6: not ours
 	d[0] = math.Sqrt(math.Abs(d[0])) // exact
 	const k = 2.0*3 + 1
-	return -(a * b) + f(a*b, z, z, d, n) // 7, 8: f may be inlined
+	c -= z / 2                       // 7: times a half
+	return -(a * b) + f(a*b, z, z, d, n) // 8, 9: f may be inlined
 }`
 
 func check(s *packages.Package) (found []string) {
@@ -76,11 +77,13 @@ func check(s *packages.Package) (found []string) {
 				stack = stack[:len(stack)-1]
 				return true
 			case *ast.BinaryExpr:
-				if n.Op == token.MUL && isFloat(n) && !rounded(info, stack) {
+				// A division by a constant may be compiled to a product.
+				product := n.Op == token.MUL || (n.Op == token.QUO && info.Types[n.Y].Value != nil)
+				if product && isFloat(n) && !rounded(info, stack) {
 					at(n, "a product that may be fused with a sum: convert it")
 				}
 			case *ast.AssignStmt:
-				if n.Tok == token.MUL_ASSIGN && isFloat(n.Lhs[0]) {
+				if (n.Tok == token.MUL_ASSIGN || n.Tok == token.QUO_ASSIGN && info.Types[n.Rhs[0]].Value != nil) && isFloat(n.Lhs[0]) {
 					at(n, "a product that may be fused with a sum: convert it")
 				}
 			case *ast.SelectorExpr:

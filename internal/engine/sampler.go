@@ -126,7 +126,7 @@ func (s *sampler) penalise(l []float32, w *Sampling, history, output []int32) {
 			switch {
 			case s.seen[id]:
 			case l[id] > 0:
-				l[id] /= w.Repetition
+				l[id] = l[id] / w.Repetition
 			default:
 				l[id] = float32(l[id] * w.Repetition)
 			}

@@ -354,12 +354,12 @@ func (s *Sim) draw(b *Batch) {
 		if r.Sample.Logprobs >= 0 {
 			r.Out.Logprob = simLogprob(sum)
 			for j := range min(r.Sample.Logprobs, printable) {
-				top = append(top, TokenLogprob{' ' + (token-' '+int32(j))%printable, r.Out.Logprob - float32(j)/2})
+				top = append(top, TokenLogprob{' ' + (token-' '+int32(j))%printable, r.Out.Logprob - float32(float32(j)/2)})
 			}
 		}
 		r.Out.Top = top
 	}
 }
 
-// simLogprob is made up: -2 to 0, with few digits.
-func simLogprob(x uint64) float32 { return -float32(mix(x)%256) / 128 }
+// simLogprob is made up: below 0, to -2, with few digits.
+func simLogprob(x uint64) float32 { return float32(float32(mix(x)%256+1) / -128) }

@@ -55,7 +55,7 @@ func Log64(x float64) float64 {
 	k := int64(b>>52) - 1023
 	f := math.Float64frombits(b&(1<<52-1) | 1023<<52) // 1 ≤ f < 2
 	if f > math.Sqrt2 {
-		f /= 2
+		f = float64(f / 2)
 		k++
 	}
 	// ln f = 2 atanh s; |s| ≤ 0.172, so the term after s^21 ÷ 21 is below 1e-18.

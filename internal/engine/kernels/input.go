@@ -96,7 +96,7 @@ func (x *Input) block(t, b int, v *[Block]float32) {
 		top = max(top, math.Float32bits(f)&0x7fffffff)
 	}
 	var q [Block]int64
-	scale := math.Float32frombits(top) / 127
+	scale := float32(math.Float32frombits(top) / 127)
 	if top >= 0x7f800000 {
 		x.lay(t, b, &q, float32(math.NaN()), 0)
 		return

@@ -1,0 +1,79 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
+)
+
+// TestGolden holds every bit of some results. It must pass on every machine,
+// with every kernel. A change that breaks it changes answers: it needs a new
+// Revision, and then new values here.
+func TestGolden(t *testing.T) {
+	want := map[string]string{
+		"F32 f16":  "9237ad9fa39687f9",
+		"F16 f32":  "a35141d2047ac6a3",
+		"Q8_0 f16": "1e1e1150db09844a",
+		"Q4_1 f16": "e416df229d867320",
+		"Q4_1 f32": "a3b0415b3170e1f4",
+		"tiny f16": "7d6222f3bae9ff7d",
+		"draws":    "608c55defb4b3b74",
+	}
+	got := map[string]string{
+		"F32 f16":  golden(t, smallWeights(kernels.F32), "f16"),
+		"F16 f32":  golden(t, smallWeights(kernels.F16), "f32"),
+		"Q8_0 f16": golden(t, smallWeights(kernels.Q8_0), "f16"),
+		"Q4_1 f16": golden(t, smallWeights(kernels.Q4_1), "f16"),
+		"Q4_1 f32": golden(t, smallWeights(kernels.Q4_1), "f32"),
+		"tiny f16": golden(t, builtin(t), "f16"),
+		"draws":    goldenDraws(t),
+	}
+	for name, w := range want {
+		if got[name] != w {
+			t.Errorf("%s: %s, want %s (revision %d)", name, got[name], w, Revision)
+		}
+	}
+}
+
+// golden is a digest of the log-probabilities of all targets of a sequence, and
+// of the last position's best.
+func golden(t *testing.T, w *Weights, dtype string) string {
+	s := newSequence(rand.New(rand.NewPCG(11, 12)), 150)
+	s = alone(t, w, dtype, s)
+	var b []byte
+	for _, f := range s.scores {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+	}
+	for _, l := range s.all {
+		b = binary.LittleEndian.AppendUint32(b, uint32(l.ID))
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(l.Logprob))
+	}
+	return digest(b)
+}
+
+func goldenDraws(t *testing.T) string {
+	logits := make([]float32, 300)
+	for i := range logits {
+		logits[i] = float32(i*i%97) / 12
+	}
+	s := newSampler(len(logits))
+	var b []byte
+	for i := range 400 {
+		w := Sampling{
+			Temperature: float32(i%5) / 2, TopK: i % 3 * 50, TopP: float32(i%4) / 4, MinP: float32(i%2) / 50,
+			Presence: 0.5, Frequency: 0.25, Repetition: 1.25, Seed: uint64(i), Choice: i % 2,
+		}
+		r := Row{Tokens: []int32{1}, Start: i, Sample: &w, History: []int32{3, 5, 7, 5}, Index: 2}
+		s.draw(logits, &r)
+		b = binary.LittleEndian.AppendUint32(b, uint32(r.Out.Token))
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(r.Out.Logprob))
+	}
+	return digest(b)
+}
+
+func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }
