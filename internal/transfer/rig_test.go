@@ -193,7 +193,10 @@ func newRig(t *testing.T, o options) *rig {
 	if o.g == (kv.Geometry{}) {
 		o.g = small
 	}
-	o.dn, o.pn, o.pages = max(o.dn, 1), max(o.pn, 1), max(o.pages, 64)
+	o.dn, o.pn = max(o.dn, 1), max(o.pn, 1)
+	if o.pages == 0 {
+		o.pages = 64
+	}
 	if o.buffer == 0 {
 		o.buffer = 64 << 10
 	}

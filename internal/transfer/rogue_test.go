@@ -254,16 +254,19 @@ func TestGrantFlood(t *testing.T) {
 func TestHeldRecompute(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, options{})
+		r.s.mu.Lock()
+		r.s.rooms.mostHeld = 1 << 20
+		r.s.mu.Unlock()
 		p := r.raw()
 		p.send(appendFrame(nil, kindHello, 0, goodHello(small).append))
 		p.frame()
 		go io.Copy(io.Discard, p.conn)
-		m := grantMsg{dRanks: 1, tokens: 200_000, pages: 50_000, recompute: make([]int32, 200_000)}
-		for id := range uint64(100) {
+		m := grantMsg{dRanks: 1, tokens: 20_000, pages: 5_000, recompute: make([]int32, 20_000)}
+		for id := range uint64(50) {
 			m.room = int64(id)
 			p.send(appendFrame(nil, kindRecompute, id+1, m.append))
 		}
-		if n := len(pick[*Granted](&r.pLog)); n != mostHeld/800_000 || r.pBad.of(whyFull) != 100-n {
+		if n := len(pick[*Granted](&r.pLog)); n != 1<<20/80_000 || r.pBad.of(whyFull) != 50-n {
 			t.Errorf("%d rooms parked, rejected %v", n, r.pBad.n)
 		}
 		p.Close()

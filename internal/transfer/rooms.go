@@ -29,6 +29,7 @@ type rooms struct {
 	geometry   kv.Geometry
 	tp         int // ours
 	mostParked int // rooms on one link
+	mostHeld   int // bytes of RECOMPUTE in them
 	sends      map[uint64]*send
 	rooms      map[GrantKey]*room
 	owners     map[int64]*owner
@@ -37,8 +38,8 @@ type rooms struct {
 	wake   []*outlet
 }
 
-// mostHeld is how many bytes of RECOMPUTE the parked rooms of a link may hold.
-const mostHeld = 64 << 20
+// maxHeld is how many bytes of RECOMPUTE the parked rooms of a link may hold.
+const maxHeld = 64 << 20
 
 // outlet is a link as rooms sees it.
 type outlet struct {
@@ -108,7 +109,7 @@ type frame struct {
 }
 
 func newRooms(g kv.Geometry, tp, mostParked int) *rooms {
-	return &rooms{geometry: g, tp: tp, mostParked: mostParked,
+	return &rooms{geometry: g, tp: tp, mostParked: mostParked, mostHeld: maxHeld,
 		sends: map[uint64]*send{}, rooms: map[GrantKey]*room{}, owners: map[int64]*owner{}}
 }
 
@@ -124,7 +125,7 @@ func (t *rooms) grant(o *outlet, id uint64, m *grantMsg) (refused string, err er
 		return "", breachf(whyPayload, "GRANT of %d pages of %d tokens for the positions %d to %d", m.pages, page, m.prefix, m.tokens)
 	}
 	held := 4*len(m.recompute) + len(m.sampling)
-	if o.parked >= t.mostParked || o.held+held > mostHeld {
+	if o.parked >= t.mostParked || o.held+held > t.mostHeld {
 		t.end(o, id, &Cause{CodeOverloaded, fmt.Sprintf("%d rooms wait on this link already", o.parked)})
 		return whyFull, nil
 	}

@@ -187,10 +187,10 @@ var realistic = kv.Geometry{Layers: 16, Heads: 4, TokenBytes: 256, PageSize: 16}
 
 // TestTCP: a prompt arrives over real sockets, straight from arena to arena.
 func TestTCP(t *testing.T) {
-	const tokens = 2000
+	const tokens = 600
 	landed := make(chan Event, 100)
 	received := make(chan struct{}, 1)
-	s, r, pa, da := tcp(t, realistic, 256, func(e Event) { landed <- e }, func(s *Sender, e SenderEvent) {
+	s, r, pa, da := tcp(t, realistic, 80, func(e Event) { landed <- e }, func(s *Sender, e SenderEvent) {
 		switch e := e.(type) {
 		case *Granted:
 			s.Bind(1, e.Key)
@@ -201,10 +201,10 @@ func TestTCP(t *testing.T) {
 	for i := range pa.ranks[0] {
 		pa.ranks[0][i] = byte(i * 7 >> 3)
 	}
-	pp, dp := pagesFrom(0, realistic.PagesFor(tokens)), pagesFrom(100, realistic.PagesFor(tokens))
+	pp, dp := pagesFrom(0, realistic.PagesFor(tokens)), pagesFrom(40, realistic.PagesFor(tokens))
 	s.Open(1, SendSpec{Room: 1, Tokens: tokens, Pages: pp})
 	r.Open(GrantSpec{Grant: 1, Room: 1, Links: []uint64{1}, Tokens: tokens, Pages: dp})
-	for n := 500; n <= tokens; n += 500 {
+	for n := 150; n <= tokens; n += 150 {
 		for l := range realistic.Layers {
 			s.LayerDone(1, l, n)
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // big has heads that fill a frame, so that a page travels in slices.
-var big = kv.Geometry{Layers: 2, Heads: 4, TokenBytes: 150 << 10, PageSize: 4}
+var big = kv.Geometry{Layers: 1, Heads: 4, TokenBytes: 100 << 10, PageSize: 4}
 
 // TestTransfer: whole prompts arrive bit for bit, whatever the TP sizes, the
 // chunks, the prefix that D holds, and the order of GRANT, Bind and compute.
