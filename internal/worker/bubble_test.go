@@ -23,15 +23,20 @@ import (
 // These tests run a decode and a prefill worker in one bubble of virtual time:
 // real cores, loops, transfer and sim engines, over connections in memory.
 
-// pipes is a listener in memory.
+// pipes is the network of a prefill worker in memory: a listener for each TP
+// rank, whose address is 127.0.0.1:1 and so on.
 type pipes struct {
-	conns chan net.Conn
-	once  sync.Once
-	shut  chan struct{}
+	ranks []*pipe
 
 	mu    sync.Mutex
 	open  []net.Conn
 	brief bool // connections end after the first write of the listener's side
+}
+
+type pipe struct {
+	conns chan net.Conn
+	once  sync.Once
+	shut  chan struct{}
 }
 
 // cut breaks every connection.
@@ -52,9 +57,15 @@ func (c brief) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), shut: make(chan struct{})} }
+func newPipes(tp int) *pipes {
+	p := &pipes{}
+	for range tp {
+		p.ranks = append(p.ranks, &pipe{conns: make(chan net.Conn), shut: make(chan struct{})})
+	}
+	return p
+}
 
-func (p *pipes) Accept() (net.Conn, error) {
+func (p *pipe) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
 		return c, nil
@@ -62,10 +73,14 @@ func (p *pipes) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 }
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.shut) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (p *pipe) Close() error   { p.once.Do(func() { close(p.shut) }); return nil }
+func (p *pipe) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-func (p *pipes) dial(ctx context.Context, _ string) (net.Conn, error) {
+func (p *pipes) dial(ctx context.Context, addr string) (net.Conn, error) {
+	var rank int
+	if _, err := fmt.Sscanf(addr, "127.0.0.1:%d", &rank); err != nil || rank < 1 || rank > len(p.ranks) {
+		return nil, fmt.Errorf("no route to %s", addr)
+	}
 	ours, theirs := net.Pipe()
 	p.mu.Lock()
 	p.open = append(p.open, theirs)
@@ -74,9 +89,9 @@ func (p *pipes) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 	p.mu.Unlock()
 	select {
-	case p.conns <- theirs:
+	case p.ranks[rank-1].conns <- theirs:
 		return ours, nil
-	case <-p.shut:
+	case <-p.ranks[rank-1].shut:
 		return nil, errors.New("connection refused")
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -100,7 +115,7 @@ func (c *city) FetchInfo(ctx context.Context, addr string) (bootstrap.Info, erro
 }
 
 func (c *city) LookupRank(ctx context.Context, addr string, dp, cp, tp, pp int) (string, error) {
-	return "127.0.0.1:1", c.ask(ctx, addr)
+	return fmt.Sprintf("127.0.0.1:%d", tp+1), c.ask(ctx, addr)
 }
 
 func (c *city) Health(ctx context.Context, addr string) (string, error) {
@@ -131,7 +146,7 @@ func inBubble(t *testing.T, pc, dc Config, f func(t *testing.T, c *city, d *Work
 	synctest.Test(t, func(t *testing.T) {
 		pc.Role, dc.Role = Prefill, Decode
 		p, d := newSimWorker(t, pc), newSimWorker(t, dc)
-		ln, c := newPipes(), &city{town{asked: map[string]int{}}, p, nil}
+		ln, c := newPipes(p.cfg.TP), &city{town{asked: map[string]int{}}, p, nil}
 		c.ln = ln
 		if err := errors.Join(p.wireSenders(), d.wireReceivers(c, ln.dial)); err != nil {
 			t.Fatal(err)
@@ -140,7 +155,9 @@ func inBubble(t *testing.T, pc, dc Config, f func(t *testing.T, c *city, d *Work
 		var g sync.WaitGroup
 		p.startLoops(ctx, &g)
 		d.startLoops(ctx, &g)
-		g.Go(func() { p.loops[0].prefill.sender.Serve(ctx, ln, 0) })
+		for rank, ln := range ln.ranks {
+			g.Go(func() { p.loops[0].prefill.sender.Serve(ctx, ln, rank) })
+		}
 		f(t, c, d)
 		d.stopLoops()
 		cancel()
@@ -247,6 +264,47 @@ func TestBeatSurvivesHungPeers(t *testing.T) {
 		for it, _ := next(steady); it.End == nil; it, _ = next(steady) {
 		}
 	})
+}
+
+// The sim engine's next token follows from the KV bytes that it finds, so a
+// page that is wrong, late or missing anywhere shows in the answer.
+func TestPairInBubble(t *testing.T) {
+	for name, c := range map[string]struct {
+		p, d Config
+		old  int // requests that are preempted at least
+	}{
+		"plain":           {},
+		"tp 4 to 2":       {p: Config{TP: 4}, d: Config{TP: 2}},
+		"tp 1 to 8":       {d: Config{TP: 8}},
+		"small chunks":    {p: Config{Chunk: 16, PageSize: 4}, d: Config{PageSize: 4}},
+		"prefix caches":   {p: Config{PrefixCache: true, TP: 2}, d: Config{PrefixCache: true}},
+		"small P":         {p: Config{KVPages: 40, Chunk: 32}},
+		"preemption":      {d: Config{KVPages: 60, ReservedTokens: 1}, old: 1},
+		"preemption, all": {p: Config{PrefixCache: true, Chunk: 48, TP: 2}, d: Config{KVPages: 70, ReservedTokens: 1, PrefixCache: true, TP: 4, MaxRunning: 9}, old: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, c.p, c.d, func(t *testing.T, city *city, d *Worker) {
+				for range 2 {
+					var jobs []*Job
+					for i := range 24 {
+						jobs = append(jobs, city.legs(t, d, "good:1", text(i/3, 20+17*(i%9)), 40+i))
+						time.Sleep(time.Duration(i%5) * 3 * time.Millisecond)
+					}
+					for _, j := range jobs {
+						got := hear(t, j)
+						if want := simAnswer(j.Prompt, j.MaxTokens); !reflect.DeepEqual(got.tokens(), want) || got.end.Reason != EndLength {
+							t.Errorf("job %s: %+v %v\n got %v\nwant %v", j.RID, got.end, got.end.Err, got.tokens(), want)
+						}
+					}
+					settled(t, city.p)
+					settled(t, d)
+				}
+				if n := value(t, d.metrics, "preemptions_total"); n < float64(c.old) {
+					t.Errorf("%v preemptions, want at least %d", n, c.old)
+				}
+			})
+		})
+	}
 }
 
 // Links that die in the middle of a transfer fail that request by name, on both
