@@ -18,6 +18,7 @@ import (
 	"github.com/metronome-serve/metronome/internal/bootstrap"
 	"github.com/metronome-serve/metronome/internal/engine"
 	"github.com/metronome-serve/metronome/internal/metric"
+	"github.com/metronome-serve/metronome/internal/sched"
 )
 
 // These tests run a decode and a prefill worker in one bubble of virtual time:
@@ -284,7 +285,7 @@ func TestPairInBubble(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, c.p, c.d, func(t *testing.T, city *city, d *Worker) {
-				for range 2 {
+				for round := range 2 {
 					var jobs []*Job
 					for i := range 24 {
 						jobs = append(jobs, city.legs(t, d, "good:1", text(i/3, 20+17*(i%9)), 40+i))
@@ -294,6 +295,9 @@ func TestPairInBubble(t *testing.T) {
 						got := hear(t, j)
 						if want := simAnswer(j.Prompt, j.MaxTokens); !reflect.DeepEqual(got.tokens(), want) || got.end.Reason != EndLength {
 							t.Errorf("job %s: %+v %v\n got %v\nwant %v", j.RID, got.end, got.end.Err, got.tokens(), want)
+						}
+						if c.p.PrefixCache && round > 0 && c.old == 0 && got.cached == 0 {
+							t.Errorf("job %s: nothing from P's prefix cache", j.RID)
 						}
 					}
 					settled(t, city.p)
@@ -351,3 +355,49 @@ func TestBriefLinks(t *testing.T) {
 		}
 	})
 }
+
+// A link can end before the loop has heard that it is up, because both come to
+// its inbox by ways of their own. The end is kept until then.
+func TestEndBeforeBeginning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newSimWorker(t, Config{Role: Decode})
+		defer d.release()
+		if err := d.wireReceivers(&town{asked: map[string]int{}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		l := d.loops[0]
+		submit(t, d, Job{RID: "r", Prompt: text(1, 20), MaxTokens: 5, Room: 1, DPRank: 0, Addr: "good:1"})
+		// turn gives the loop a message and takes what it asks of the peer network.
+		turn := func(ms ...any) (asked []sched.PeerAction) {
+			for _, m := range append(l.in.take(), ms...) {
+				l.take(0, m)
+			}
+			l.step(0, &l.tick)
+			l.handOut(0)
+			for _, m := range l.peers().in.take() {
+				asked = append(asked, m.(*ask).act)
+			}
+			return asked
+		}
+		done := func(a []sched.PeerAction, kind sched.PeerKind, d sched.PeerDone) *sched.PeerDone {
+			t.Helper()
+			if len(a) == 0 || a[0].Kind != kind {
+				t.Fatalf("asked for %v, want %v", a, kind)
+			}
+			d.Kind, d.ID, d.Gen, d.Addr, d.Link = kind, a[0].ID, a[0].Gen, a[0].Addr, a[0].Link
+			return &d
+		}
+		a := turn()
+		a = turn(done(a, sched.FetchInfo, sched.PeerDone{Info: &sched.ParallelInfo{TP: 1, CP: 1, DP: 1, PP: 1}}))
+		a = turn(done(a, sched.LookupRank, sched.PeerDone{Target: "h:1"}))
+		up := done(a, sched.DialLink, sched.PeerDone{Welcome: sched.Welcome{TP: 1, DP: 1}})
+		turn(&sched.LinkEnded{Link: up.Link, Cause: "cut"})
+		turn(up)
+		if rows := l.decode.core.PeerTable(); len(rows) != 1 || rows[0].Links != 0 || len(l.decode.dialling) != 0 {
+			t.Errorf("the core believes in a dead link: %+v, %v", rows, l.decode.dialling)
+		}
+		l.decode.receiver.Close()
+	})
+}
+
+func (l *loop) peers() *peernet { return l.decode.peers }

@@ -75,7 +75,27 @@ func (c *clockwork) Run(b *engine.Batch) error {
 			c.pages[p][at%c.pageSize] = t
 		}
 		if r.Sample != nil {
+			if err := c.checkHistory(r); err != nil {
+				return err
+			}
 			r.Out = engine.Output{Token: c.next(r.Pages, r.Start+len(r.Tokens))}
+		}
+	}
+	return nil
+}
+
+// checkHistory compares what the sampler is told with what lies in the pages.
+func (c *clockwork) checkHistory(r *engine.Row) error {
+	n := r.Start + len(r.Tokens)
+	if !r.Sample.NeedsHistory() {
+		return nil
+	}
+	if len(r.History) != n || r.Index >= n {
+		return fmt.Errorf("history of %d tokens, %d of them output, at position %d", len(r.History), r.Index, n)
+	}
+	for at, t := range r.History {
+		if want := c.pages[r.Pages[at/c.pageSize]][at%c.pageSize]; t != want {
+			return fmt.Errorf("token %d of the history is %d, want %d", at, t, want)
 		}
 	}
 	return nil
@@ -194,18 +214,26 @@ func TestServeAnswers(t *testing.T) {
 				for i := range 20 {
 					j := job(prompt(i/2, 10+3*(i%7)), 25+i)
 					j.RID = fmt.Sprint(i)
+					if i%2 == 1 {
+						j.Sampling.Presence = 1
+					}
 					if err := w.Submit(j); err != nil {
 						t.Fatal(err)
 					}
 					jobs = append(jobs, j)
 				}
+				defer func() {
+					if n := value(t, w.metrics, "preemptions_total"); (n > 0) != (cfg.ReservedTokens > 0) {
+						t.Errorf("%v preemptions", n)
+					}
+				}()
 				for _, j := range jobs {
 					got, end := collect(t, j)
 					if want := answer(j.Prompt, j.MaxTokens); fmt.Sprint(got) != fmt.Sprint(want) {
 						t.Errorf("job %s\n got %v\nwant %v", j.RID, got, want)
 					}
 					if end.Reason != EndLength || end.Err != nil || end.Completion != j.MaxTokens {
-						t.Errorf("job %s ended with %+v", j.RID, end)
+						t.Errorf("job %s ended with %+v %v", j.RID, end, end.Err)
 					}
 				}
 			})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/kv"
 )
 
 // These tests run whole workers over loopback sockets, with the tiny model.
@@ -180,6 +181,9 @@ func TestPairAnswersLikeServe(t *testing.T) {
 					if got.end != want[i].end || !reflect.DeepEqual(got.outs, want[i].outs) {
 						t.Errorf("round %d, job %d\n got %v %+v %v\nwant %v %+v", round, i, got.tokens(), got.end, got.end.Err, want[i].tokens(), want[i].end)
 					}
+					if round > 0 && (got.cached > 0) != c.p.PrefixCache {
+						t.Errorf("round %d, job %d: %d tokens from P's prefix cache", round, i, got.cached)
+					}
 					leg := hear(t, l[0])
 					if leg.end.Reason != EndPrefilled || len(leg.outs) != 1 || !reflect.DeepEqual(leg.outs[0], want[i].outs[0]) {
 						t.Errorf("round %d, job %d: the prefill's leg ended with %+v %v, %v", round, i, leg.end, leg.end.Err, leg.outs)
@@ -204,7 +208,7 @@ func (x *pair) mustHaveRecomputed(t *testing.T, jobs int) {
 	}
 }
 
-// settled checks that no request and no page is left behind.
+// settled checks that no request, page or reservation is left behind.
 func settled(t *testing.T, w *Worker) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -213,7 +217,7 @@ func settled(t *testing.T, w *Worker) {
 		left := 0
 		counts, err := table(ctx, w, func(l *loop) []int {
 			n := l.pool.Count()
-			return []int{n[1] + n[3] + len(l.open)} // owned and quarantined pages, requests
+			return []int{n[kv.Owned] + n[kv.Quarantined] + len(l.open) + int(max(l.jobs.Load(), -l.jobs.Load()))}
 		})
 		if err != nil {
 			t.Fatalf("%s worker: %d pages and requests are left", w.cfg.Role, left)

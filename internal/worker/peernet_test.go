@@ -128,6 +128,7 @@ func inTown(t *testing.T, f func(t *testing.T, n *peernet, r *town)) {
 func TestThousandHungAddresses(t *testing.T) {
 	inTown(t, func(t *testing.T, n *peernet, r *town) {
 		var l listener
+		asked := time.Now()
 		for i := range uint64(1000) {
 			n.do(&l, fetch(i+1, fmt.Sprintf("hung-%d:1", i), true))
 		}
@@ -147,7 +148,10 @@ func TestThousandHungAddresses(t *testing.T) {
 		if len(got) != 1001 {
 			t.Fatalf("%d completions, want 1001", len(got))
 		}
-		for _, d := range got[1:] {
+		for i, d := range got[1:] {
+			if took := l.at[i+1].Sub(asked); took != 5*time.Second {
+				t.Fatalf("a hung address was given %v, want 5s from the question on", took)
+			}
 			if d.Fault != sched.PeerFault || d.Gen != 10+d.ID || !strings.Contains(d.Cause, "within 5s") {
 				t.Fatalf("a hung address gave %+v", d)
 			}
