@@ -84,7 +84,7 @@ func benchStub(w http.ResponseWriter, r *http.Request) {
 	gap, _ := time.ParseDuration(r.URL.Query().Get("gap"))
 	w.Header().Set("Content-Type", "text/event-stream")
 	for range n {
-		time.Sleep(gap)
+		<-time.After(gap) // the stub is a process of its own
 		io.WriteString(w, `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}`+"\n\n")
 		w.(http.Flusher).Flush()
 	}
@@ -217,7 +217,7 @@ func drive(b *testing.B, p process, query string, size, at int) {
 		if time.Now().After(end) {
 			b.Fatal(one())
 		}
-		time.Sleep(10 * time.Millisecond)
+		<-time.After(10 * time.Millisecond)
 	}
 	before := p.cpu(b)
 	var left atomic.Int64
