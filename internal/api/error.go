@@ -1,3 +1,5 @@
+//metronome:pure
+
 // Package api holds what goes over HTTP between clients, router and workers:
 // request and stream types, the error body, and the scanner that reads and
 // splices a request body without decoding it.
@@ -90,4 +92,15 @@ func (e *Error) HTTPStatus() int {
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError
+}
+
+// Known tells whether c is one of the codes of this package.
+func (c Code) Known() bool {
+	switch c {
+	case InvalidRequest, ContextLengthExceeded, Unsupported, Unauthorized, Forbidden, ModelNotFound, NotFound, MethodNotAllowed,
+		DeadlineExceeded, BodyTooLarge, Overloaded, ClientGone, Internal, PrefillUnreachable, DecodeUnreachable, KVTransferFailed,
+		PeerMismatch, NoPrefill, NoDecode, Draining, Starting:
+		return true
+	}
+	return false
 }

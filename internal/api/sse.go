@@ -1,3 +1,5 @@
+//metronome:pure
+
 package api
 
 import (
@@ -14,14 +16,6 @@ const Done = "data: [DONE]\n\n"
 func AppendEvent(b, data []byte) []byte {
 	b = append(b, "data: "...)
 	b = append(b, data...)
-	return append(b, "\n\n"...)
-}
-
-// AppendErrorEvent appends e as an event, for a stream that has begun. The
-// connection is closed after it, without Done.
-func AppendErrorEvent(b []byte, e *Error) []byte {
-	b = append(b, "data: "...)
-	b = AppendErrorJSON(b, e)
 	return append(b, "\n\n"...)
 }
 

@@ -7,17 +7,6 @@ import (
 	"unicode/utf8"
 )
 
-// Known tells whether c is one of the codes of this package.
-func (c Code) Known() bool {
-	switch c {
-	case InvalidRequest, ContextLengthExceeded, Unsupported, Unauthorized, Forbidden, ModelNotFound, NotFound, MethodNotAllowed,
-		DeadlineExceeded, BodyTooLarge, Overloaded, ClientGone, Internal, PrefillUnreachable, DecodeUnreachable, KVTransferFailed,
-		PeerMismatch, NoPrefill, NoDecode, Draining, Starting:
-		return true
-	}
-	return false
-}
-
 // AppendErrorJSON appends e as OpenAI's error body:
 // {"error":{"message":…,"type":…,"code":…,"param":…}}.
 func AppendErrorJSON(b []byte, e *Error) []byte {
@@ -108,4 +97,12 @@ func appendString(b []byte, s string) []byte {
 		i++
 	}
 	return append(b, '"')
+}
+
+// AppendErrorEvent appends e as an event, for a stream that has begun. The
+// connection is closed after it, without Done.
+func AppendErrorEvent(b []byte, e *Error) []byte {
+	b = append(b, "data: "...)
+	b = AppendErrorJSON(b, e)
+	return append(b, "\n\n"...)
 }

@@ -1,5 +1,3 @@
-//metronome:pure
-
 package model
 
 import (
