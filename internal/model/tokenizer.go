@@ -32,6 +32,7 @@ type Tokenizer struct {
 	addBOS, addEOS bool
 	spacePrefix    bool // SentencePiece: a space goes in front of text at the start and after a special token
 	eog            []int32
+	longest        int // bytes of the longest token
 }
 
 const (
@@ -74,6 +75,12 @@ func NewTokenizer(f *File) (*Tokenizer, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	for id := range t.texts {
+		t.longest = max(t.longest, len(t.pieces[id]))
+		if t.control[id] {
+			t.longest = max(t.longest, len(t.texts[id]))
+		}
 	}
 	var list []special
 	for id, k := range kinds {
@@ -548,6 +555,12 @@ func (t *Tokenizer) Text(id int32) (text string, ok bool) {
 func (t *Tokenizer) IsControl(id int32) bool {
 	return uint(id) < uint(len(t.control)) && t.control[id]
 }
+
+// MaxBytes is the longest text in bytes that so many tokens can stand for. A
+// text that is longer cannot fit a context of that size (unless it is made of
+// bytes that the vocabulary drops), and need not be encoded to know it: Encode
+// takes up to 40 bytes of memory for each byte of text.
+func (t *Tokenizer) MaxBytes(tokens int) int { return tokens * t.longest }
 
 // Vocab is the number of tokens.
 func (t *Tokenizer) Vocab() int { return len(t.texts) }

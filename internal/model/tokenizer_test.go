@@ -473,6 +473,9 @@ func TestSmolRoles(t *testing.T) {
 	if id, ok := tok.BOS(); !ok || id != 1 || !slices.Equal(tok.EOG(), []int32{0, 2}) {
 		t.Errorf("BOS %d, ends %v", id, tok.EOG())
 	}
+	if n := tok.MaxBytes(1); n < 20 || n > 400 {
+		t.Errorf("the longest token has %d bytes", n)
+	}
 	for id := range int32(20) {
 		if tok.IsControl(id) != (id < 17) {
 			t.Errorf("token %d: control %v", id, tok.IsControl(id))
