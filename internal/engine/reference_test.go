@@ -103,6 +103,9 @@ func greedy(t testing.TB, e Engine, prompt []int32, table []kv.Page, n int) (ids
 }
 
 func TestTinyF16(t *testing.T) {
+	if raced {
+		t.Skip("slow under the race detector")
+	}
 	var ref tinyReference
 	readJSON(t, "../../testdata/tiny-model/reference.json", &ref)
 	w := openModel(t, "../../testdata/tiny-model/tiny-f16.gguf")
@@ -160,6 +163,9 @@ const smolHash = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 
 // smolLM2 is the path of a real model, which is not part of the repository.
 func smolLM2(t testing.TB) string {
+	if raced {
+		t.Skip("slow under the race detector")
+	}
 	path := os.Getenv("METRONOME_TEST_SMOLLM2")
 	if path == "" {
 		cache := os.Getenv("XDG_CACHE_HOME")

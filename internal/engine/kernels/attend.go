@@ -64,6 +64,8 @@ func scores(p, q, k []float32, scale float32) {
 // mix is out[d] = Σ p[i] v[i][d], in index order from +0, four positions at a
 // time: sums of different d do not wait for each other, and four terms pay for
 // one load and store of the sum.
+//
+//go:norace
 func mix(out, p, v []float32) {
 	dim := len(out)
 	clear(out)

@@ -20,6 +20,8 @@ func cast[To, From any](s []From) []To {
 // Lanes i, i+4, i+8 and i+12 are one node of the tree: four at a time stay in
 // registers. One term costs a multiplication and an addition, so with the two
 // float ports of today's cores a scalar loop does at best one term a cycle.
+//
+//go:norace
 func Dot(a, b []float32) float32 {
 	if len(a) == 64 {
 		return dot64((*[64]float32)(a), (*[64]float32)(b))
@@ -66,6 +68,8 @@ func Dot(a, b []float32) float32 {
 }
 
 // dot64 is Dot for the most common head, without loops.
+//
+//go:norace
 func dot64(a, b *[64]float32) float32 {
 	u0 := (lane64(a, b, 0) + lane64(a, b, 8)) + (lane64(a, b, 4) + lane64(a, b, 12))
 	u2 := (lane64(a, b, 2) + lane64(a, b, 10)) + (lane64(a, b, 6) + lane64(a, b, 14))
@@ -75,6 +79,7 @@ func dot64(a, b *[64]float32) float32 {
 	return (v0 + (u1 + u3)) + 0 // from +0: a sum of nothing but -0 is +0
 }
 
+//go:norace
 func lane64(a, b *[64]float32, i int) float32 {
 	return ((float32(a[i]*b[i]) + float32(a[i+16]*b[i+16])) + float32(a[i+32]*b[i+32])) + float32(a[i+48]*b[i+48])
 }

@@ -53,6 +53,7 @@ type tile [4][Block]int64
 // it has a register.
 //
 //go:noinline
+//go:norace
 func dot4(x *[Block]int64, w *tile) (a0, a1, a2, a3 int64) {
 	for k, p := range x {
 		a0 += p * w[0][k]
@@ -91,6 +92,8 @@ func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 }
 
 // unpackQ4 puts one row into row j of the tiles.
+//
+//go:norace
 func unpackQ4(w []tile, d, lo [][4]float32, row []byte, j int) {
 	j &= 3
 	src := cast[q4Block](row)[:len(w)]
@@ -108,6 +111,8 @@ func unpackQ4(w []tile, d, lo [][4]float32, row []byte, j int) {
 // constant makes every lane non-negative, so that none borrows from the next;
 // bias takes it off again, and adds back 8 times the sum of activations for the
 // weights' 8.
+//
+//go:norace
 func foldQ4(acc *[4][4]float32, a [4]int64, k *block4, d, lo *[4]float32) {
 	for r := range a {
 		u, y, d, lo := uint64(a[r])+0x8000_8000_8000_8000, &acc[r], d[r], lo[r]
@@ -144,6 +149,7 @@ func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 	}
 }
 
+//go:norace
 func unpackQ8(w []tile, d [][4]float32, row []byte, j int) {
 	j &= 3
 	src := cast[q8Block](row)[:len(w)]
@@ -156,6 +162,7 @@ func unpackQ8(w []tile, d [][4]float32, row []byte, j int) {
 	}
 }
 
+//go:norace
 func foldQ8(acc *[4][3]float32, a [4]int64, k *block3, d *[4]float32) {
 	const one, mask = 1 << 20, 1<<21 - 1
 	for r := range a {
@@ -189,6 +196,8 @@ func layQ4(words []int64, q *[Block]int64) {
 // dotQ4 sums four words at a time: below the top lane there are then at most
 // 15 × 127 × 3 × 4 = 22860 units of 2^32, less than half of 2^48, and in it at
 // most 15 × 127 × 16 = 30480.
+//
+//go:norace
 func dotQ4(row []q4Block, words [][8]int64, blk []block4, t int) float32 {
 	const mask, half = 0x000f_000f_000f_000f, 1 << 47
 	var y float32
@@ -225,6 +234,8 @@ func layQ8(words []int64, q *[Block]int64) {
 
 // dotQ8 makes weights unsigned by adding 128 and takes off 128 times the sum of
 // activations. The lower lane holds at most 255 × 127 × 16 = 518160 < 2^31.
+//
+//go:norace
 func dotQ8(row []q8Block, words [][16]int64, blk []block3, t int) float32 {
 	const mask, half, sign = 0x0000_00ff_0000_00ff, 1 << 31, 0x8080_8080_8080_8080
 	var y float32
