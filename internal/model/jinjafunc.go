@@ -70,7 +70,7 @@ func (c *call) onRecord() *record {
 // here: a template may ask whether it is defined, and not call it.
 var functions = map[string]*function{
 	"raise_exception": {params: []string{"message"}, need: 1, call: func(c *call) any {
-		c.run.fail("the template refuses these messages: %s", c.run.text(c.args[0]).s)
+		c.run.fail("%s", c.run.text(c.args[0]).s)
 		return nil
 	}},
 	"range":        {params: []string{"", "", ""}, need: 1, call: callRange},
