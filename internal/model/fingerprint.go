@@ -4,20 +4,28 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 )
+
+// leafBytes is how much of a tensor is hashed at a time. It is part of what
+// the fingerprint means.
+const leafBytes = 4 << 20
 
 // Fingerprint is a hex sha256 over everything in the file that changes an
 // answer: architecture, hyper parameters, tokenizer and chat template, and
 // name, type, shape and bytes of every tensor. Names, licences, padding and
 // the order of things in the file do not count.
 //
-// It is computed once, before Close. The limit is sha256 itself: 2 GB/s with the
-// processor's instructions for it, 0.3 to 0.4 GB/s without.
+// It is computed once, before Close, on all cores: the limit is sha256 itself,
+// 0.4 GB/s a core, or 2 GB/s with the processor's instructions for it.
 func (f *File) Fingerprint() string { return f.print() }
 
 func (f *File) fingerprint() string {
+	leaves := f.leaves()
 	h := sha256.New()
 	num := func(n int) { h.Write(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
 	text := func(s string) { num(len(s)); h.Write([]byte(s)) }
@@ -50,7 +58,30 @@ func (f *File) fingerprint() string {
 			num(d)
 		}
 		num(len(t.Data))
-		h.Write(t.Data)
+	}
+	for i := range leaves {
+		h.Write(leaves[i][:])
 	}
 	return hex.EncodeToString(h.Sum(nil))
+}
+
+// leaves are the sha256 of every piece of every tensor, in the order of names.
+// Its goroutines end before it returns.
+func (f *File) leaves() [][sha256.Size]byte {
+	var pieces [][]byte
+	for _, name := range f.names {
+		pieces = slices.AppendSeq(pieces, slices.Chunk(f.tensors[name].Data, leafBytes))
+	}
+	sums := make([][sha256.Size]byte, len(pieces))
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(pieces)) {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(pieces); i = int(next.Add(1)) - 1 {
+				sums[i] = sha256.Sum256(pieces[i])
+			}
+		})
+	}
+	all.Wait()
+	return sums
 }
