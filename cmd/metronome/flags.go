@@ -23,11 +23,11 @@ type engineFlags struct {
 	Engine          string        `help:"cpu computes the model, sim answers from a timing model." default:"cpu" enum:"cpu,sim"`
 	Threads         int           `help:"Threads of one engine; 0 means all cores." default:"0"`
 	Kernels         string        `help:"Kernels of the engine; portable is the one that is built." default:"auto" enum:"auto,portable,avx2,avx512"`
-	Precision       string        `help:"native computes on the weights as they are quantised." default:"native" enum:"native,f32"`
+	Precision       string        `help:"native computes on the weights as they are quantised, f32 on dequantised ones (slow, for reference)." default:"native" enum:"native,f32"`
 	TP              int           `help:"Ranks that the KV heads are split over." name:"tp" default:"1"`
 	DP              int           `help:"Independent schedulers over one copy of the weights." name:"dp" default:"1"`
 	PageSize        int           `help:"Tokens in a page of KV." default:"16"`
-	KVDType         string        `help:"Type of KV values: f16 or f32." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
+	KVDType         string        `help:"Type of KV values: f16 or f32; f32 too if --precision f32 and nothing else is chosen." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
 	KVMemory        Size          `help:"Memory for KV pages of one scheduler." name:"kv-memory" default:"512MiB"`
 	KVPages         int           `help:"Number of KV pages of one scheduler, instead of --kv-memory." name:"kv-pages" default:"0"`
 	Context         int           `help:"Longest prompt plus answer in tokens; 0 means the model's, at most 8192." default:"0"`

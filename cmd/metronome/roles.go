@@ -67,13 +67,15 @@ func (c *commonFlags) announce(r readyLine) {
 	fmt.Println(line)
 }
 
-// check refuses flags that are named and not built yet.
-func (f *engineFlags) check() error {
+// check refuses flags that are named and not built yet, and settles the KV
+// dtype that follows from the precision when nobody chose one.
+func (f *engineFlags) check(s *settings) error {
+	if f.Precision == "f32" && !s.chosen("kv-dtype") {
+		f.KVDType = "f32"
+	}
 	switch {
 	case f.Kernels == "avx2" || f.Kernels == "avx512":
 		return usagef("--kernels %s: not built yet; auto and portable are", f.Kernels)
-	case f.Precision == "f32":
-		return usagef("--precision f32: not built yet; native is")
 	case f.KVDType == "q8_0":
 		return usagef("--kv-dtype q8_0: not built yet; f16 and f32 are")
 	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
@@ -130,7 +132,7 @@ func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
 
 // Run starts a prefill worker.
 func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen)); err != nil {
 		return err
 	}
 	log, flush := c.logger()
@@ -146,7 +148,7 @@ func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
 
 // Run starts a decode worker.
 func (c *decodeCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.decodeOnly.check(), c.checkBind("listen", c.Listen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
 	log, flush := c.logger()
@@ -170,7 +172,7 @@ func (d *decodeOnly) check() error {
 
 // Run starts one process that does both halves.
 func (c *serveCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(), c.checkBind("listen", c.Listen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
 	log, flush := c.logger()

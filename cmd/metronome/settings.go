@@ -164,16 +164,23 @@ func (c *configCmd) Run(s *settings) error {
 	if err := inner.unknown(); err != nil {
 		return err
 	}
-	return inner.print(c.Role)
+	return inner.print()
 }
 
-func (s *settings) print(role string) error {
-	given := map[string]bool{}
+// onLine says whether the command line gives a flag.
+func (s *settings) onLine(name string) bool {
 	for _, p := range s.parsed.Path {
-		if p.Flag != nil && !p.Resolved {
-			given[p.Flag.Name] = true
+		if p.Flag != nil && !p.Resolved && p.Flag.Name == name {
+			return true
 		}
 	}
+	return false
+}
+
+// chosen says whether somebody gave a setting: command line, environment or file.
+func (s *settings) chosen(name string) bool { return s.origin[name] != "" || s.onLine(name) }
+
+func (s *settings) print() error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SETTING\tVALUE\tUNIT\tORIGIN\tMEANING")
 	for _, group := range s.parsed.Selected().AllFlags(true) {
@@ -182,7 +189,7 @@ func (s *settings) print(role string) error {
 				continue
 			}
 			origin := "default"
-			if given[f.Name] {
+			if s.onLine(f.Name) {
 				origin = "--" + f.Name
 			} else if o := s.origin[f.Name]; o != "" {
 				origin = o

@@ -219,6 +219,17 @@ func TestRightTokensSmolLM2(t *testing.T) {
 	}
 }
 
+// The reference mode holds the same promise, over up, which passes the flag on.
+func TestRightTokensPrecisionF32(t *testing.T) {
+	cases := tokenCases([]int{1, 17, 40}, 2048, 16)
+	want := reference(t, "tiny", cases, "--precision=f32")
+	native := reference(t, "tiny", cases)
+	if name := cases[4].name; differ(want[name], native[name]) == "" {
+		t.Error("f32 gives native's log-probabilities: the flag does nothing")
+	}
+	judge(t, newRig(t).up(t, "tiny", "--precision=f32").Router, cases, want, true, 4)
+}
+
 // A TP that does not divide the KV heads is a wrong flag.
 func TestTPMustDivideHeads(t *testing.T) {
 	r := newRig(t)

@@ -83,6 +83,13 @@ func itemRID(r *api.Request, rid string, item int) string {
 // prompts are the token ids of each prompt, checked against the model.
 func (h *httpSide) prompts(r *api.Request) ([][]int32, *api.Error) {
 	if r.Kind == api.Chat {
+		size := 0
+		for _, m := range r.Messages {
+			size += len(m.Content)
+		}
+		if err := h.checkBytes("messages", size); err != nil {
+			return nil, err
+		}
 		ids, err := h.text.chat(r.Messages, true)
 		if err != nil {
 			return nil, err
@@ -97,6 +104,9 @@ func (h *httpSide) prompts(r *api.Request) ([][]int32, *api.Error) {
 	for _, p := range r.Prompts {
 		ids, field := p.IDs, field
 		if ids == nil {
+			if err := h.checkBytes(field, len(p.Text)); err != nil {
+				return nil, err
+			}
 			ids = h.text.encode(p.Text, true, false)
 		} else if r.Kind == api.Generate {
 			field = "input_ids"
@@ -107,6 +117,15 @@ func (h *httpSide) prompts(r *api.Request) ([][]int32, *api.Error) {
 		list = append(list, ids)
 	}
 	return list, nil
+}
+
+// checkBytes refuses a text that cannot fit before memory is taken for its tokens.
+func (h *httpSide) checkBytes(field string, n int) *api.Error {
+	if most := h.text.maxBytes(h.context); n > most {
+		return &api.Error{Code: api.ContextLengthExceeded, Param: field, Message: "a text of " + strconv.Itoa(n) +
+			" bytes cannot fit the context of " + strconv.Itoa(h.context) + " tokens; at most " + strconv.Itoa(most) + " bytes can"}
+	}
+	return nil
 }
 
 func (h *httpSide) checkPrompt(field string, ids []int32) *api.Error {

@@ -18,6 +18,7 @@ type textCodec interface {
 	text(id int32) (string, bool) // false: a control token or no text of its own
 	eog() []int32                 // ids that end an answer
 	vocab() int
+	maxBytes(tokens int) int // the longest text that can be so few tokens
 }
 
 // detok gives a stream of tokens as a stream of whole UTF-8.
@@ -51,6 +52,7 @@ func (m *modelText) detok() detok                 { d := m.tok.NewDetok(); retur
 func (m *modelText) text(id int32) (string, bool) { return m.tok.Text(id) }
 func (m *modelText) eog() []int32                 { return m.tok.EOG() }
 func (m *modelText) vocab() int                   { return m.tok.Vocab() }
+func (m *modelText) maxBytes(tokens int) int      { return m.tok.MaxBytes(tokens) }
 
 func (m *modelText) chat(msgs []api.Message, addGeneration bool) ([]int32, *api.Error) {
 	if m.tmpl == nil {
@@ -110,6 +112,8 @@ func (b byteText) text(id int32) (string, bool) {
 
 func (b byteText) eog() []int32 { return nil }
 func (b byteText) vocab() int   { return b.size }
+
+func (b byteText) maxBytes(tokens int) int { return tokens }
 
 type byteDetok struct{ part []byte }
 
