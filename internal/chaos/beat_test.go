@@ -375,6 +375,7 @@ func TestLastAttemptAdmits(t *testing.T) {
 // The defaults: 15 attempts of 5 s, 16 hung addresses side by side, all over
 // after 75 s and not 16 times that.
 func TestExhaustionDefaults(t *testing.T) {
+	t.Parallel() // it mostly waits
 	r := newRig(t)
 	d := r.startDecode(t, "sim", "--engine=sim")
 	bad := hangs(t, 16)

@@ -137,6 +137,7 @@ func together(t *testing.T, base string, cases []tokenCase, want map[string]*Ans
 // cache cold, warm and off, alone and among seven others, and after preemption
 // and recompute (decode's pool holds the longest request, and no eight).
 func TestRightTokensTiny(t *testing.T) {
+	t.Parallel()                         // beside others that measure no time
 	lengths := []int{1, 15, 16, 17, 800} // one page is 16; 800 is more than three chunks of 256
 	cases := tokenCases(lengths, 2048, 24)
 	crowd := tokenCases([]int{33, 40, 50, 61}, 2048, 120) // eight at once need 96 pages
@@ -189,6 +190,7 @@ func smolLM2(t *testing.T) string {
 // The same with a real model: each value of each setting at least once, the
 // long prompt in few runs, since a CPU needs its time for it.
 func TestRightTokensSmolLM2(t *testing.T) {
+	t.Parallel() // beside others that measure no time
 	path := smolLM2(t)
 	short := tokenCases([]int{1, 15, 16, 17}, 49152, 8)
 	long := tokenCases([]int{1600}, 49152, 4) // more than three chunks of 512
@@ -221,6 +223,7 @@ func TestRightTokensSmolLM2(t *testing.T) {
 
 // The reference mode holds the same promise, over up, which passes the flag on.
 func TestRightTokensPrecisionF32(t *testing.T) {
+	t.Parallel() // beside others that measure no time
 	cases := tokenCases([]int{1, 17, 40}, 2048, 16)
 	want := reference(t, "tiny", cases, "--precision=f32")
 	native := reference(t, "tiny", cases)
