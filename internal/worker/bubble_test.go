@@ -127,7 +127,7 @@ func (c *city) Health(ctx context.Context, addr string) (string, error) {
 func newSimWorker(t *testing.T, cfg Config) *Worker {
 	cfg.Engine, cfg.Context = "sim", 4096
 	if cfg.KVPages == 0 {
-		cfg.KVPages = 2048
+		cfg.KVPages = 512
 	}
 	cfg.defaults()
 	w := &Worker{
@@ -211,7 +211,11 @@ func TestBeatSurvivesHungPeers(t *testing.T) {
 		next(steady)
 		next(steady)
 		var hung []*Job
-		for i := range 1000 {
+		many := 1000
+		if raceBuild { // checks the core's invariants after each step
+			many = 100
+		}
+		for i := range many {
 			hung = append(hung, c.legs(t, d, fmt.Sprintf("hung-%d:1", i), text(i, 40), 10))
 		}
 		_, last := next(steady)
@@ -251,8 +255,8 @@ func TestBeatSurvivesHungPeers(t *testing.T) {
 				t.Fatalf("%d fetches for %s, want 3", c.times(addr), addr)
 			}
 		}
-		if n := value(t, d.metrics, `parallel_info_fetch_total{result="failed"}`); n != 3000 {
-			t.Errorf("%v failed fetches, want 3000", n)
+		if n := value(t, d.metrics, `parallel_info_fetch_total{result="failed"}`); n != 3*float64(many) {
+			t.Errorf("%v failed fetches, want %d", n, 3*many)
 		}
 		if n := value(t, d.metrics, "loop_overrun_total{where=\"turn\"}"); n != 0 {
 			t.Errorf("%v overruns", n)
@@ -280,14 +284,14 @@ func TestPairInBubble(t *testing.T) {
 		"small chunks":    {p: Config{Chunk: 16, PageSize: 4}, d: Config{PageSize: 4}},
 		"prefix caches":   {p: Config{PrefixCache: true, TP: 2}, d: Config{PrefixCache: true}},
 		"small P":         {p: Config{KVPages: 40, Chunk: 32}},
-		"preemption":      {d: Config{KVPages: 60, ReservedTokens: 1}, old: 1},
-		"preemption, all": {p: Config{PrefixCache: true, Chunk: 48, TP: 2}, d: Config{KVPages: 70, ReservedTokens: 1, PrefixCache: true, TP: 4, MaxRunning: 9}, old: 1},
+		"preemption":      {d: Config{KVPages: 50, ReservedTokens: 1}, old: 1},
+		"preemption, all": {p: Config{PrefixCache: true, Chunk: 48, TP: 2}, d: Config{KVPages: 56, ReservedTokens: 1, PrefixCache: true, TP: 4, MaxRunning: 9}, old: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, c.p, c.d, func(t *testing.T, city *city, d *Worker) {
 				for round := range 2 {
 					var jobs []*Job
-					for i := range 24 {
+					for i := range 18 {
 						jobs = append(jobs, city.legs(t, d, "good:1", text(i/3, 20+17*(i%9)), 40+i))
 						time.Sleep(time.Duration(i%5) * 3 * time.Millisecond)
 					}

@@ -137,8 +137,12 @@ var samplings = []engine.Sampling{
 // both halves or two do one each: whatever the TP sizes, chunks, prefix cache
 // and preemptions.
 func TestPairAnswersLikeServe(t *testing.T) {
+	rounds, every, n := 2, 1, 7
+	if raceBuild { // computes some ten times slower; TestPairInBubble has no arithmetic
+		rounds, every, n = 1, 3, 3
+	}
 	ref := runWorker(t, Config{Role: Serve})
-	ps := prompts(ref, 7)
+	ps := prompts(ref, n)
 	jobs := make([]Job, len(ps))
 	want := make([]said, len(ps))
 	for i, p := range ps {
@@ -146,10 +150,6 @@ func TestPairAnswersLikeServe(t *testing.T) {
 		j := jobs[i]
 		j.Room = -1
 		want[i] = hear(t, submit(t, ref, j)) // one at a time
-	}
-	rounds, every := 2, 1
-	if raceBuild { // computes some ten times slower; TestPairInBubble has no arithmetic
-		rounds, every = 1, 3
 	}
 	for i, c := range []struct {
 		name string
@@ -161,8 +161,8 @@ func TestPairAnswersLikeServe(t *testing.T) {
 		{"prefix cache on D, small chunks, tp 2", Config{Chunk: 32, TP: 2}, Config{PrefixCache: true, TP: 2}},
 		{"small chunks", Config{Chunk: 16}, Config{}},
 		{"prefix cache", Config{PrefixCache: true}, Config{PrefixCache: true}},
-		{"preemption", Config{KVPages: 64}, Config{KVPages: 16, ReservedTokens: 1}},
 		{"dp 2 to 3", Config{DP: 2}, Config{DP: 3}},
+		{"preemption", Config{KVPages: 64}, Config{KVPages: 16, ReservedTokens: 1}},
 	} {
 		if i%every != 0 {
 			continue
@@ -234,11 +234,11 @@ func settled(t *testing.T, w *Worker) {
 // A request without a seed draws one at P, and D goes on with it, also after a
 // preemption: the answer is the one that the drawn seed gives in one process.
 func TestDrawnSeed(t *testing.T) {
-	x := &pair{p: runWorker(t, Config{Role: Prefill}), d: runWorker(t, Config{Role: Decode, KVPages: 14, ReservedTokens: 1})}
+	x := &pair{p: runWorker(t, Config{Role: Prefill}), d: runWorker(t, Config{Role: Decode, KVPages: 8, ReservedTokens: 1})}
 	ref := runWorker(t, Config{Role: Serve})
-	j := Job{Prompt: prompts(x.p, 1)[0], MaxTokens: 60, Sampling: engine.Sampling{Temperature: 1.5, Logprobs: -1}}
+	j := Job{Prompt: prompts(x.p, 1)[0], MaxTokens: 26, Sampling: engine.Sampling{Temperature: 1.5, Logprobs: -1}}
 	var legs []*Job
-	for i := range 4 {
+	for i := range 3 {
 		j.RID = fmt.Sprint(i)
 		_, d := x.ask(t, j)
 		legs = append(legs, d)
