@@ -10,9 +10,9 @@ fi
 "$venv/bin/python" -c 'import openai' 2>/dev/null || "$venv/bin/pip" install --quiet 'openai>=1,<4'
 
 # Network namespaces: Linux, as root. Elsewhere those tests skip and say so.
-if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null || ! command -v nft >/dev/null; }; then
+if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null || ! command -v nft >/dev/null || ! command -v curl >/dev/null; }; then
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables curl >/dev/null
 fi
 
 echo "SmolLM2: $(scripts/fetch-smollm2.sh)"

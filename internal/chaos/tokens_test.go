@@ -156,15 +156,21 @@ func TestRightTokensTiny(t *testing.T) {
 							some := slices.Delete(slices.Clone(cases), len(cases)-threads, len(cases)-threads+1)
 							judge(t, f.router.HTTP, some, want, cache, 8)
 							together(t, f.router.HTTP, crowd, want, 8)
-							m, err := Metrics(t.Context(), f.decode.HTTP)
-							if err != nil || m["metronome_preemptions_total"] == 0 {
-								t.Errorf("nothing was preempted (%v): the test does not show what it says", err)
-							}
+							checkPreempted(t, f.decode)
 						})
 					}
 				}
 			}
 		}
+	}
+}
+
+// checkPreempted: a test that says it preempts must have done so.
+func checkPreempted(t *testing.T, decode *Proc) {
+	t.Helper()
+	m, err := Metrics(t.Context(), decode.HTTP)
+	if err != nil || m["metronome_preemptions_total"] == 0 {
+		t.Errorf("nothing was preempted (%v): the test does not show what it says", err)
 	}
 }
 
@@ -195,19 +201,21 @@ func TestRightTokensSmolLM2(t *testing.T) {
 	t.Parallel() // beside others that measure no time
 	path := smolLM2(t)
 	short := tokenCases([]int{1, 15, 16, 17}, 49152, 8)
-	long := tokenCases([]int{1600}, 49152, 4) // more than three chunks of 512
+	long := tokenCases([]int{1600}, 49152, 4)             // more than three chunks of 512
+	crowd := tokenCases([]int{15, 20, 25, 30}, 49152, 20) // eight at once need 24 pages
 	for _, run := range []struct {
 		dtype   string
 		tp      [2]int
 		cache   bool
 		threads int
+		pages   int // of decode; 0: plenty
 		cases   []tokenCase
 	}{
-		{"f16", [2]int{1, 1}, true, 2, append(append([]tokenCase{}, short...), long[0])},
-		{"f16", [2]int{3, 1}, true, 1, short},
-		{"f16", [2]int{1, 3}, false, 2, short},
-		{"f32", [2]int{3, 1}, false, 2, short},
-		{"f32", [2]int{1, 3}, true, 1, short},
+		{"f16", [2]int{1, 1}, true, 2, 0, append(append([]tokenCase{}, short...), long[0])},
+		{"f16", [2]int{3, 1}, true, 1, 0, short},
+		{"f16", [2]int{1, 3}, false, 2, 0, short},
+		{"f32", [2]int{3, 1}, false, 2, 12, crowd},
+		{"f32", [2]int{1, 3}, true, 1, 0, short},
 	} {
 		t.Run(fmt.Sprintf("kv %s tp %d→%d cache %v threads %d", run.dtype, run.tp[0], run.tp[1], run.cache, run.threads), func(t *testing.T) {
 			want := reference(t, path, run.cases, "--kv-dtype="+run.dtype)
@@ -216,9 +224,12 @@ func TestRightTokensSmolLM2(t *testing.T) {
 				judge(t, r.up(t, path, "--kv-dtype="+run.dtype, "--kv-memory=256MiB").Router, run.cases, want, true, 8)
 				return
 			}
-			f := r.startPair(t, path, []string{"--tp=" + strconv.Itoa(run.tp[0])}, []string{"--tp=" + strconv.Itoa(run.tp[1])},
+			f := r.startPair(t, path, []string{"--tp=" + strconv.Itoa(run.tp[0])}, []string{"--tp=" + strconv.Itoa(run.tp[1]), "--kv-pages=" + strconv.Itoa(run.pages), "--reserved-tokens=1"},
 				[]string{"--kv-dtype=" + run.dtype, "--prefix-cache=" + strconv.FormatBool(run.cache), "--threads=" + strconv.Itoa(run.threads), "--kv-memory=256MiB"})
 			judge(t, f.router.HTTP, run.cases, want, run.cache, 8)
+			if run.pages > 0 {
+				checkPreempted(t, f.decode)
+			}
 		})
 	}
 }
