@@ -130,7 +130,8 @@ func measureBeat(t *testing.T, binary string, hung, rounds, tries int) (broken s
 	r.Binary = binary
 	sim := []string{"--engine=sim", "--context=131072", "--kv-pages=16384"}
 	p := r.startPrefill(t, "sim", sim...)
-	d := r.startDecode(t, "sim", append(sim, "--on-mismatch=reject")...)
+	// Deltas: cumulative chunks of a stream this long would measure their own size.
+	d := r.startDecode(t, "sim", append(sim, "--on-mismatch=reject", "--stream-output")...)
 	router := r.startRouter(t, []*Proc{p}, []*Proc{d})
 	run := startStream(t, router.HTTP, map[string]any{"text": "beat", "sampling_params": map[string]any{"max_new_tokens": 100000, "temperature": 0, "ignore_eos": true}})
 	bad := hangs(t, hung)
@@ -183,6 +184,13 @@ func faultyWindow(t *testing.T, d *Proc, bad []*Hang, run *stream) (gaps []time.
 	from := time.Now()
 	for i, h := range bad {
 		wg.Go(func() { // ends by cancel
+			// Spread over some seconds: a thousand clients at one instant are the
+			// rig's own load on two cores, not a peer's.
+			select {
+			case <-time.After(time.Duration(i) * 3 * time.Millisecond):
+			case <-ctx.Done():
+				return
+			}
 			if a, err := Generate(ctx, d.HTTP, leg(h.Addr, int64(1000+i), 8)); err == nil && a.Status != 502 && a.Status != 504 {
 				t.Errorf("request to %s %s: status %d %v", h.Kind, h.Addr, a.Status, a.Error)
 			}
