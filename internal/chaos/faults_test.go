@@ -270,6 +270,7 @@ func runFault(t *testing.T, victim string, ft fault) {
 // checkBystander: the stream over the untouched pair keeps its beat and tokens.
 func (f *faultFleet) checkBystander(t *testing.T, when string, from time.Time) {
 	t.Helper()
+	<-time.After(time.Until(from.Add(500 * time.Millisecond))) // enough tokens to judge by
 	g := f.bystander.gaps(from, time.Now())
 	if len(g) < 10 {
 		t.Fatalf("%s: the bystander had %d tokens in %v", when, len(g), time.Since(from))
