@@ -31,7 +31,7 @@ race:
 	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)
 
 process: build ## real processes, real sockets, network namespaces
-	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 25m -v ./internal/chaos
+	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 45m -v ./internal/chaos
 
 cross:
 	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
