@@ -568,6 +568,13 @@ func parseEnd(b []byte) (*Cause, error) {
 	return cause, c.end(kindEnd)
 }
 
+func appendGrants(b []byte, grants []uint64) []byte {
+	for _, g := range grants {
+		b = appendU64(b, g)
+	}
+	return b
+}
+
 // parseBusy calls each for every grant.
 func parseBusy(b []byte, each func(grant uint64)) error {
 	c := cursor{b: b}

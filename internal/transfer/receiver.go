@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -60,17 +59,6 @@ func (m *Metrics) rejected(why string) {
 	}
 }
 
-// hurryTime is how long a frame that is being written into pages of a revoked
-// grant may still take before its link is closed.
-const hurryTime = 2 * time.Second
-
-// maxNotices is how many notices may wait on one link; more are dropped, and P
-// ends those rooms by its own time limit.
-const maxNotices = 4096
-
-// lump is how many bytes of control frames are written in one go.
-const lump = 64 << 10
-
 // Receiver is D's end of all its links. One for each decode core. Each link
 // has two goroutines, a reader and a writer, which end by CloseLink, Close or
 // a fault; Close waits for them.
@@ -91,11 +79,8 @@ type link struct {
 	*wire
 	r      *Receiver
 	intake intake // the reader's
-
-	queue   []order // mailbox, see post
-	notices int     // of them, without a part
-	credit  uint64  // to give back
-	meant   bool    // closed by us: no LinkEnded
+	mailbox
+	meant bool // closed by us: no LinkEnded
 }
 
 // NewReceiver checks the configuration.
@@ -342,23 +327,12 @@ func (r *Receiver) Close() {
 	r.wg.Wait()
 }
 
-// post puts a frame into the mailbox. A GRANT that has not gone out yet is
-// taken back together with its ABORT, so there is at most one frame for each
-// open grant and one for each grant that was open when the writer last made
-// progress: twice MaxGrants, and the notices. Only a peer that ends grants it
-// was never told of can bring about more; it loses its link.
+// post puts a frame into the mailbox and wakes the writer.
 func (l *link) post(o order) {
-	switch {
-	case o.p == nil:
-		l.notices++
-	case o.kind == kindAbort && o.p.sent == grantQueued:
-		l.queue = slices.DeleteFunc(l.queue, func(q order) bool { return q.p == o.p })
-		return
-	case len(l.queue)-l.notices >= 2*l.r.cfg.MaxGrants:
+	if !l.mailbox.post(o, l.r.cfg.MaxGrants) {
 		l.kill(fmt.Errorf("%d frames wait to be sent", len(l.queue)))
 		return
 	}
-	l.queue = append(l.queue, o)
 	l.poke()
 }
 
@@ -373,7 +347,7 @@ func (l *link) write() {
 		for {
 			var credit uint64
 			batch, credit = l.take(batch[:0])
-			buf = l.encode(buf[:0], batch, credit)
+			buf = encode(buf[:0], batch, credit, len(l.r.cfg.Memory))
 			if len(buf) == 0 {
 				break
 			}
@@ -394,60 +368,14 @@ func (l *link) write() {
 	}
 }
 
-// take empties the mailbox, or of a long one so much as makes a lump.
+// take empties the mailbox, as far as one lump goes.
 func (l *link) take(batch []order) ([]order, uint64) {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	if l.cause() != nil {
 		return batch, 0
 	}
-	size := 0
-	for _, o := range l.queue {
-		if size >= lump {
-			break
-		}
-		size += headSize + grantSize
-		switch {
-		case o.p == nil:
-			l.notices--
-		case o.kind == kindRecompute:
-			size += 4 * len(o.p.g.spec.Recompute)
-			fallthrough
-		case o.kind == kindGrant:
-			o.p.sent = grantSent
-		}
-		batch = append(batch, o)
-	}
-	l.queue = slices.Delete(l.queue, 0, len(batch))
-	credit := l.credit
-	l.credit = 0
-	return batch, credit
-}
-
-func (l *link) encode(b []byte, batch []order, credit uint64) []byte {
-	if credit > 0 {
-		b = appendFrame(b, kindCredit, 0, func(b []byte) []byte { return appendU64(b, credit) })
-	}
-	for _, o := range batch {
-		if o.p == nil {
-			b = appendFrame(b, kindAbort, 0, func(b []byte) []byte { return appendU64(b, uint64(o.room)) })
-			continue
-		}
-		s := &o.p.g.spec
-		var build func([]byte) []byte
-		switch o.kind {
-		case kindGrant, kindRecompute:
-			m := grantMsg{room: s.Room, dRanks: len(l.r.cfg.Memory), prefix: s.Prefix, tokens: s.Tokens, pages: len(s.Pages)}
-			if o.kind == kindRecompute {
-				m.recompute, m.index, m.sampling = s.Recompute, s.Index, s.Sampling
-			}
-			build = m.append
-		case kindAbort:
-			build = func(b []byte) []byte { return appendU64(b, uint64(s.Room)) }
-		}
-		b = appendFrame(b, o.kind, s.Grant, build)
-	}
-	return b
+	return l.mailbox.take(batch)
 }
 
 // read is the reader's goroutine: the only one that writes into pages.
@@ -547,40 +475,14 @@ func (l *link) other(h *head) error {
 	if err != nil {
 		return err
 	}
-	r, t := l.r, l.r.table
-	var first *First
-	var cause *Cause
-	switch {
-	case !sound && (h.kind == kindFirst || h.kind == kindEnd):
-		r.cfg.Metrics.rejected(whySum)
-		cause = &Cause{CodeTransferFailed, fmt.Sprintf("the checksum of %v from %s is wrong", h.kind, l.addr)}
-		h.kind = kindEnd // it fails the room only
-	case !sound:
-		return breachf(whySum, "the checksum of %v is wrong", h.kind)
-	case h.kind == kindFirst:
-		first = new(First)
-		err = first.parse(body)
-	case h.kind == kindEnd:
-		cause, err = parseEnd(body)
-	case h.kind == kindWelcome || h.kind == kindRefuse:
-		err = breachf(whyOrder, "%v after the handshake", h.kind)
-	}
-	if err != nil {
-		return err
-	}
-	var landed *grant
+	r := l.r
 	r.mu.Lock()
 	now := r.cfg.Now()
-	t.hearLink(now, &l.lane)
-	switch h.kind {
-	case kindFirst:
-		err = t.first(now, &l.lane, h.grant, first)
-	case kindEnd:
-		landed, err = t.finish(now, &l.lane, h.grant, cause)
-	case kindBusy:
-		err = parseBusy(body, func(grant uint64) { t.busy(now, &l.lane, grant) })
-	}
+	landed, rejected, err := r.table.take(now, &l.lane, h, body, sound)
 	r.settle()
+	if rejected != "" {
+		r.cfg.Metrics.rejected(rejected)
+	}
 	if landed != nil {
 		r.cfg.Metrics.latency(now - landed.opened)
 	}

@@ -398,6 +398,70 @@ func (t *rooms) sayEnd(r *room, cause *Cause) {
 	}
 }
 
+// taken is what came of a frame from D, beside events.
+type taken struct {
+	refused  string // why it was answered with END, or ""
+	received *room  // D has everything of it
+	ping     bool   // PONG is due
+}
+
+// take carries out one frame from D.
+func (t *rooms) take(o *outlet, h *head, body []byte, sound bool) (got taken, err error) {
+	granting := h.kind == kindGrant || h.kind == kindRecompute
+	switch {
+	case !sound && granting: // fails the room only
+		got.refused = whySum
+		t.end(o, h.grant, &Cause{CodeTransferFailed, fmt.Sprintf("the checksum of %v is wrong", h.kind)})
+	case !sound:
+		return got, breachf(whySum, "the checksum of %v is wrong", h.kind)
+	case granting:
+		var m grantMsg
+		if err = m.parse(h.kind, body); err == nil {
+			got.refused, err = t.grant(o, h.grant, &m)
+		}
+	case h.kind == kindAbort:
+		var id int64
+		if id, err = parseAbort(body); err == nil {
+			t.abort(o, h.grant, id)
+		}
+	case h.kind == kindReceived:
+		got.received, err = t.received(o, h.grant)
+	case h.kind == kindCredit:
+		var n uint64
+		if n, err = parseCredit(body); err == nil {
+			err = t.refill(o, n)
+		}
+	case h.kind == kindPing:
+		got.ping = true
+	case h.kind == kindHello:
+		return got, breachf(whyOrder, "HELLO came before")
+	}
+	if err == nil && t.full(o) {
+		err = breachf(whyFull, "%d END frames wait for a peer that reads none", len(o.ends))
+	}
+	return got, err
+}
+
+// gather appends the control frames that are due and room for the head of the
+// DATA frame after them, if there is one: f is of kind DATA then, and begun.
+func (t *rooms) gather(o *outlet, buf []byte) ([]byte, frame) {
+	for len(buf) < lump {
+		f, ok := t.next(o)
+		if !ok {
+			break
+		}
+		switch f.head.kind {
+		case kindData:
+			return append(buf, noHead[:]...), f
+		case kindFirst:
+			buf = appendFrame(buf, kindFirst, f.head.grant, f.first.append)
+		case kindEnd:
+			buf = appendFrame(buf, kindEnd, f.head.grant, func(b []byte) []byte { return appendEnd(b, f.cause) })
+		}
+	}
+	return buf, frame{}
+}
+
 // next is the frame that the link shall write now; false: none, until wake.
 // The streams that have one take turns, frame by frame, so a long prompt does
 // not hold up a short one. After DATA comes done.

@@ -48,17 +48,6 @@ type Sender struct {
 	out       outbox[SenderEvent]
 }
 
-type peerName struct {
-	instance string
-	dp       int
-}
-
-// peer numbers one D core while it has links.
-type peer struct {
-	number uint64
-	links  int
-}
-
 // port is an outlet with its connection.
 type port struct {
 	outlet
@@ -389,56 +378,20 @@ func (p *port) frames() error {
 }
 
 // take carries out one frame.
-func (p *port) take(h *head, body []byte, sound bool) (err error) {
-	var m grantMsg
-	var id int64
-	var credit uint64
-	granting := h.kind == kindGrant || h.kind == kindRecompute
-	switch {
-	case !sound && !granting:
-		return breachf(whySum, "the checksum of %v is wrong", h.kind)
-	case !sound: // fails the room only
-	case granting:
-		err = m.parse(h.kind, body)
-	case h.kind == kindAbort:
-		id, err = parseAbort(body)
-	case h.kind == kindCredit:
-		credit, err = parseCredit(body)
-	case h.kind == kindHello:
-		err = breachf(whyOrder, "HELLO came before")
-	}
-	if err != nil {
-		return err
-	}
-	s, t, o := p.s, p.s.rooms, &p.outlet
-	var refused string
-	var received *room
+func (p *port) take(h *head, body []byte, sound bool) error {
+	s := p.s
 	s.mu.Lock()
-	switch {
-	case granting && sound:
-		refused, err = t.grant(o, h.grant, &m)
-	case granting:
-		refused = whySum
-		t.end(o, h.grant, &Cause{CodeTransferFailed, fmt.Sprintf("the checksum of %v is wrong", h.kind)})
-	case h.kind == kindAbort:
-		t.abort(o, h.grant, id)
-	case h.kind == kindReceived:
-		received, err = t.received(o, h.grant)
-	case h.kind == kindCredit:
-		err = t.refill(o, credit)
-	case h.kind == kindPing:
+	got, err := s.rooms.take(&p.outlet, h, body, sound)
+	if got.ping {
 		p.pong = true
 		p.poke()
 	}
-	if t.full(o) {
-		err = breachf(whyFull, "%d END frames wait for a peer that reads none", len(o.ends))
-	}
 	s.settle()
-	if refused != "" {
-		s.cfg.Metrics.rejected(refused)
+	if got.refused != "" {
+		s.cfg.Metrics.rejected(got.refused)
 	}
-	if received != nil {
-		s.cfg.Metrics.latency(s.cfg.Now() - received.bound)
+	if got.received != nil {
+		s.cfg.Metrics.latency(s.cfg.Now() - got.received.bound)
 	}
 	return err
 }
@@ -482,21 +435,7 @@ func (p *port) gather(buf []byte) ([]byte, frame) {
 		p.pong = false
 		buf = appendFrame(buf, kindPong, 0, nil)
 	}
-	for len(buf) < lump {
-		f, ok := p.s.rooms.next(&p.outlet)
-		if !ok {
-			break
-		}
-		switch f.head.kind {
-		case kindData:
-			return append(buf, noHead[:]...), f
-		case kindFirst:
-			buf = appendFrame(buf, kindFirst, f.head.grant, f.first.append)
-		case kindEnd:
-			buf = appendFrame(buf, kindEnd, f.head.grant, func(b []byte) []byte { return appendEnd(b, f.cause) })
-		}
-	}
-	return buf, frame{}
+	return p.s.rooms.gather(&p.outlet, buf)
 }
 
 // put writes what gather gave. The extents go from the arena to the socket;
@@ -529,12 +468,7 @@ func (p *port) sayBusy(buf []byte) error {
 	p.grants = p.s.rooms.busy(&p.outlet, p.grants[:0])
 	p.s.mu.Unlock()
 	for some := range slices.Chunk(p.grants, maxBusy) {
-		buf = appendFrame(buf, kindBusy, 0, func(b []byte) []byte {
-			for _, g := range some {
-				b = appendU64(b, g)
-			}
-			return b
-		})
+		buf = appendFrame(buf, kindBusy, 0, func(b []byte) []byte { return appendGrants(b, some) })
 	}
 	if len(buf) == 0 {
 		return nil

@@ -18,7 +18,7 @@ import (
 //	join, leave    a link is up; its reader has gone
 //	open, revoke   a grant
 //	begin, end     around the payload of a DATA frame, by the link's reader
-//	first, finish  FIRST and END
+//	take           every other frame
 //
 // Invariants: a part exists on every link of a grant from open until the
 // grant has landed, failed or been revoked, and no longer. A grant has
@@ -248,6 +248,34 @@ func (t *table) stopWriting(l *lane) {
 	l.writes = nil
 	g.writers--
 	t.quiesce(g)
+}
+
+// take carries out a frame other than DATA. It gives the grant that has landed
+// by it, and why the frame was rejected, if it was and the link may stay.
+func (t *table) take(now time.Duration, l *lane, h *head, body []byte, sound bool) (landed *grant, rejected string, err error) {
+	t.hearLink(now, l)
+	switch {
+	case !sound && (h.kind == kindFirst || h.kind == kindEnd): // it fails the room only
+		_, err = t.finish(now, l, h.grant, &Cause{CodeTransferFailed, fmt.Sprintf("the checksum of %v from %s is wrong", h.kind, l.addr)})
+		rejected = whySum
+	case !sound:
+		err = breachf(whySum, "the checksum of %v is wrong", h.kind)
+	case h.kind == kindFirst:
+		first := new(First)
+		if err = first.parse(body); err == nil {
+			err = t.first(now, l, h.grant, first)
+		}
+	case h.kind == kindEnd:
+		var cause *Cause
+		if cause, err = parseEnd(body); err == nil {
+			landed, err = t.finish(now, l, h.grant, cause)
+		}
+	case h.kind == kindBusy:
+		err = parseBusy(body, func(grant uint64) { t.busy(now, l, grant) })
+	case h.kind == kindWelcome || h.kind == kindRefuse:
+		err = breachf(whyOrder, "%v after the handshake", h.kind)
+	}
+	return landed, rejected, err
 }
 
 // first takes FIRST.
