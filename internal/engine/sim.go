@@ -203,24 +203,16 @@ func mix(x uint64) uint64 {
 func (s *Sim) Run(b *Batch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := checkBatch(b, &s.cfg.Config, SimVocab); err != nil {
+	took, err := s.Begin(b)
+	if err != nil || len(b.Rows) == 0 {
 		return err
 	}
-	if len(b.Rows) == 0 {
-		return nil
-	}
 	begin := time.Now()
-	took := s.duration(b)
 	// A timer is late by up to a millisecond, and a thousand batches of 8 ms
 	// must take 8 s: the lateness of one sleep comes off the next.
 	begin = begin.Add(-min(s.late, took/2))
 	for l := range simLayers {
-		for i := range b.Rows {
-			s.write(&b.Rows[i], l)
-		}
-		if l == simLayers-1 {
-			s.draw(b)
-		}
+		s.Layer(b, l)
 		if err := s.sleep(begin.Add(took * time.Duration(l+1) / simLayers)); err != nil {
 			return err
 		}
@@ -229,6 +221,25 @@ func (s *Sim) Run(b *Batch) error {
 		}
 	}
 	return nil
+}
+
+// Begin checks a batch and says how long it takes: Run in virtual time is
+// Begin, then Layer for each layer of the geometry at even distances.
+func (s *Sim) Begin(b *Batch) (took time.Duration, err error) {
+	if err := checkBatch(b, &s.cfg.Config, SimVocab); err != nil {
+		return 0, err
+	}
+	return s.duration(b), nil
+}
+
+// Layer computes one layer of a batch. The last one draws the tokens.
+func (s *Sim) Layer(b *Batch, layer int) {
+	for i := range b.Rows {
+		s.write(&b.Rows[i], layer)
+	}
+	if layer == simLayers-1 {
+		s.draw(b)
+	}
 }
 
 // duration is the timing model. A single token of an answer that has begun is

@@ -29,14 +29,15 @@ const (
 var arrows = map[string][]string{
 	"cmd/metronome":            {"..."},
 	"internal/sched":           {"internal/kv"},
-	"internal/sched/schedtest": {"internal/sched", "internal/kv"},
+	"internal/sched/oracle":    {"internal/sched", "internal/kv"},
+	"internal/sched/schedtest": {"internal/sched", "internal/sched/oracle", "internal/kv"},
 	"internal/engine":          {"internal/kv", "internal/model"},
 	"internal/transfer":        {"internal/kv"},
 	"internal/bootstrap":       {"internal/api"},
 	"internal/router":          {"internal/bootstrap", "internal/api", "internal/metric"},
 	"internal/worker": {"internal/sched", "internal/kv", "internal/engine", "internal/model", "internal/transfer",
 		"internal/bootstrap", "internal/api", "internal/metric"},
-	"internal/sim": {"internal/sched", "internal/kv", "internal/engine", "internal/transfer", "internal/router",
+	"internal/sim": {"internal/sched", "internal/sched/oracle", "internal/kv", "internal/engine", "internal/transfer", "internal/router",
 		"internal/bootstrap", "internal/metric"},
 	"internal/chaos": {"internal/api", "internal/metric", "internal/sched", "internal/bootstrap"},
 }

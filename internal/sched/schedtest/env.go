@@ -1,7 +1,7 @@
 // Package schedtest drives the scheduler cores in virtual time, for transcripts
 // (Run) and for random walks (Turn). It does what a worker's loop does: the
 // inbox first, then Tick, then Ready, whose actions it prints, hands to an
-// [Oracle] that knows nothing of the cores' insides, and, where that is asked
+// [oracle.Oracle] that knows nothing of the cores' insides, and, where that is asked
 // for, answers as a healthy world would.
 package schedtest
 
@@ -12,6 +12,7 @@ import (
 
 	"github.com/metronome-serve/metronome/internal/kv"
 	"github.com/metronome-serve/metronome/internal/sched"
+	"github.com/metronome-serve/metronome/internal/sched/oracle"
 )
 
 // Env is a decode core, a prefill core, or (serve) both over one pool, with
@@ -26,7 +27,7 @@ type Env struct {
 	// What it returns goes into the inbox; nil: no answer yet. At first it is
 	// Obey. Without Answer they are printed and wait for peer-done.
 	Answer func(sched.PeerAction) *sched.PeerDone
-	Oracle *Oracle
+	Oracle *oracle.Oracle
 
 	// Granted and Revoked, where set, are the network's ends of these actions.
 	Granted func(sched.Grant)
@@ -43,20 +44,20 @@ type Env struct {
 
 // NewDecode is an Env around one decode core.
 func NewDecode(cfg sched.DecodeConfig, pool *kv.Pool) *Env {
-	return &Env{Pool: pool, D: sched.NewDecode(cfg, pool), Answer: Obey, Oracle: NewOracle(pool),
+	return &Env{Pool: pool, D: sched.NewDecode(cfg, pool), Answer: Obey, Oracle: oracle.New(pool),
 		asked: map[uint64]sched.PeerAction{}}
 }
 
 // NewPrefill is an Env around one prefill core.
 func NewPrefill(cfg sched.PrefillConfig, pool *kv.Pool) *Env {
-	return &Env{Pool: pool, P: sched.NewPrefill(cfg, pool), Oracle: NewOracle(pool)}
+	return &Env{Pool: pool, P: sched.NewPrefill(cfg, pool), Oracle: oracle.New(pool)}
 }
 
 // NewServe is an Env around both cores over one pool.
 func NewServe(d sched.DecodeConfig, p sched.PrefillConfig, pool *kv.Pool) *Env {
 	d.Serve = true
 	return &Env{Pool: pool, D: sched.NewDecode(d, pool), P: sched.NewPrefill(p, pool),
-		Oracle: NewOracle(pool), jobs: map[sched.ReqID]sched.Submit{}}
+		Oracle: oracle.New(pool), jobs: map[sched.ReqID]sched.Submit{}}
 }
 
 // Log is everything printed so far.

@@ -1,4 +1,6 @@
-package schedtest
+// Package oracle judges the scheduler cores from outside: it knows nothing of
+// their insides, so it can be wrong only where it is wrong about the rules.
+package oracle
 
 import (
 	"fmt"
@@ -51,8 +53,8 @@ type rows struct {
 	memory []sched.BatchRow
 }
 
-// NewOracle watches cores over this pool.
-func NewOracle(pool *kv.Pool) *Oracle {
+// New watches cores over this pool.
+func New(pool *kv.Pool) *Oracle {
 	return &Oracle{pool: pool, requests: map[sched.ReqID]*told{}, grants: map[sched.GrantID][]kv.Page{},
 		revoked: map[sched.GrantID]bool{}, failed: map[sched.GrantID]bool{}, sends: map[sched.ReqID]*send{}, batches: map[bool]*rows{}}
 }
