@@ -11,14 +11,36 @@ import (
 // fixed by a regular expression that came with the vocabulary. Go's regexp has
 // no look-ahead, so the splitters are written out by hand.
 
+// preTokenizer is what a name in tokenizer.ggml.pre stands for.
+type preTokenizer struct {
+	split splitter
+	// wholeWords: a word that is a token is that token, whatever its merges
+	// say (ignore_merges).
+	wholeWords bool
+	// addBOS: texts begin with BOS where the file says nothing about it.
+	addBOS bool
+}
+
 // splitter cuts a text into words that join to it again.
 type splitter func(text string, word func(string))
 
-// splitters are the pre-tokenizers, by the name in tokenizer.ggml.pre.
-var splitters = map[string]splitter{
-	"gpt-2":  splitGPT2,
-	"gpt2":   splitGPT2,
-	"smollm": splitSmolLM,
+var (
+	preGPT2    = preTokenizer{split: splitGPT2}
+	preSmolLM  = preTokenizer{split: splitSmolLM}
+	preLlama3  = preTokenizer{split: splitLlama3, wholeWords: true, addBOS: true}
+	preLlama3M = preTokenizer{split: splitLlama3}
+	preQwen2   = preTokenizer{split: splitQwen2}
+)
+
+// preTokenizers are the pre-tokenizers by the names that files give them.
+// Source: the names and settings that llama.cpp knows, as far as they occur
+// with the supported architectures.
+var preTokenizers = map[string]preTokenizer{
+	"gpt-2": preGPT2, "gpt2": preGPT2,
+	"smollm":    preSmolLM,
+	"llama-bpe": preLlama3, "llama3": preLlama3, "llama-v3": preLlama3, "falcon3": preLlama3,
+	"smaug-bpe": preLlama3M,
+	"qwen2":     preQwen2, "deepseek-r1-qwen": preQwen2, "megrez": preQwen2,
 }
 
 // splitGPT2 cuts as the pattern of GPT-2 does:
@@ -49,6 +71,29 @@ func splitSmolLM(text string, word func(string)) {
 	splitGPT2(text[from:], word)
 }
 
+// splitLlama3 cuts as the pattern of Llama 3 does, with numbers of up to three digits:
+//
+//	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//
+// The contractions are those in ASCII: 'ſ is none.
+func splitLlama3(text string, word func(string)) {
+	for len(text) > 0 {
+		n := wordLlama3(text, 3)
+		word(text[:n])
+		text = text[n:]
+	}
+}
+
+// splitQwen2 cuts as the pattern of Qwen 2 does: that of Llama 3 with every
+// \p{N} apart.
+func splitQwen2(text string, word func(string)) {
+	for len(text) > 0 {
+		n := wordLlama3(text, 1)
+		word(text[:n])
+		text = text[n:]
+	}
+}
+
 // class is what the patterns tell apart.
 type class uint8
 
@@ -67,11 +112,13 @@ var asciiClass = func() (table [utf8.RuneSelf]class) {
 	return table
 }()
 
+// classOf goes by Unicode 15.1, as llama.cpp does: Go's tables are of 15.0,
+// which lacks the ideographs U+2EBF0 to U+2EE5D. A test notices when they change.
 func classOf(r rune) class {
 	switch {
 	case unicode.IsSpace(r): // White_Space, which is what \s means in these patterns
 		return space
-	case unicode.IsLetter(r):
+	case unicode.IsLetter(r) || r >= 0x2ebf0 && r <= 0x2ee5d:
 		return letter
 	case unicode.IsNumber(r):
 		return number
@@ -89,44 +136,97 @@ func classAt(s string) (class, int) {
 	return classOf(r), n
 }
 
-// wordGPT2 is the length of the first word of s, which is not empty.
-func wordGPT2(s string) int {
-	if s[0] == '\'' {
-		if n := contraction(s[1:]); n > 0 {
-			return 1 + n
-		}
-	}
-	c, n := classAt(s)
-	if s[0] == ' ' && len(s) > 1 {
-		// One space goes with the word behind it.
-		if next, m := classAt(s[1:]); next != space {
-			c, n = next, 1+m
-		}
-	}
-	last := n // where the last but the first character of the run began, for \s+(?!\S)
-	for i := n; ; {
-		if i == len(s) {
-			return i
-		}
-		next, m := classAt(s[i:])
+// stretch is the length of the characters of class c at the start of s, at
+// most limit of them; limit < 0: all.
+func stretch(s string, c class, limit int) int {
+	i := 0
+	for i < len(s) && limit != 0 {
+		next, n := classAt(s[i:])
 		if next != c {
-			if c == space {
-				return last // the only one where there is no more than one
-			}
-			return i
+			break
 		}
-		last = i
-		i += m
+		i += n
+		limit--
 	}
+	return i
 }
 
-// contraction is the length of s, t, re, ve, m, ll or d at the start of s.
-func contraction(s string) int {
-	if len(s) > 0 && (s[0] == 's' || s[0] == 't' || s[0] == 'm' || s[0] == 'd') {
-		return 1
+// wordGPT2 is the length of the first word of s, which is not empty.
+func wordGPT2(s string) int {
+	if n := contraction(s, 0); n > 0 {
+		return n
 	}
-	if len(s) > 1 && (s[:2] == "re" || s[:2] == "ve" || s[:2] == "ll") {
+	from := 0
+	if s[0] == ' ' && len(s) > 1 {
+		from = 1 // one space goes with the word behind it
+	}
+	if c, _ := classAt(s[from:]); c != space {
+		return from + stretch(s[from:], c, -1)
+	}
+	return spaces(s, stretch(s, space, -1))
+}
+
+// wordLlama3 is the length of the first word of s, which is not empty.
+func wordLlama3(s string, digits int) int {
+	if n := contraction(s, 'a'-'A'); n > 0 {
+		return n
+	}
+	c, n := classAt(s)
+	switch {
+	case c == letter:
+		return stretch(s, letter, -1)
+	case c == number:
+		return stretch(s, number, digits)
+	case s[0] != '\r' && s[0] != '\n':
+		// One character of any other kind goes with the letters behind it.
+		if letters := stretch(s[n:], letter, -1); letters > 0 {
+			return n + letters
+		}
+	}
+	from := 0
+	if s[0] == ' ' {
+		from = 1
+	}
+	if n := stretch(s[from:], other, -1); n > 0 {
+		n += from
+		for n < len(s) && (s[n] == '\r' || s[n] == '\n') {
+			n++
+		}
+		return n
+	}
+	n = stretch(s, space, -1)
+	for i := n; i > 0; i-- {
+		if s[i-1] == '\r' || s[i-1] == '\n' {
+			return i // \s*[\r\n]+ ends with the last of them
+		}
+	}
+	return spaces(s, n)
+}
+
+// spaces is \s+(?!\S)|\s+ where s begins with n bytes of white space: the last
+// character of them is left to the word behind, unless it is the only one.
+func spaces(s string, n int) int {
+	if _, last := utf8.DecodeLastRuneInString(s[:n]); n < len(s) && last < n {
+		return n - last
+	}
+	return n
+}
+
+// contraction is the length of 's, 't, 're, 've, 'm, 'll or 'd at the start of
+// s; fold is 'a'-'A' to take capitals too, 0 not to.
+func contraction(s string, fold byte) int {
+	if s[0] != '\'' || len(s) < 2 {
+		return 0
+	}
+	a, b := s[1]|fold, byte(0)
+	if len(s) > 2 {
+		b = s[2] | fold
+	}
+	switch {
+	case a == 's' || a == 't' || a == 'm' || a == 'd':
 		return 2
+	case a == 'r' && b == 'e' || a == 'v' && b == 'e' || a == 'l' && b == 'l':
+		return 3
 	}
 	return 0
 }

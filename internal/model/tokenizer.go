@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ type Tokenizer struct {
 	ascii [utf8.RuneSelf]int32 // the same for ASCII; -1: none
 	units [256]int32           // byte-level: the symbol of a byte
 	split splitter             // byte-level: cuts words
+	words map[string]int32     // byte-level: the tokens that a whole word is at once; nil where only merges count
 
 	bos, eos       int32 // -1: none
 	addBOS, addEOS bool
@@ -65,13 +67,18 @@ func NewTokenizer(f *File) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := t.readRoles(f, name == "llama", kinds); err != nil {
-		return nil, err
-	}
 	if name == "llama" {
-		err = t.buildPieces(f, kinds)
+		if err = t.readRoles(f, true, true, kinds); err == nil {
+			err = t.buildPieces(f, kinds)
+		}
 	} else {
-		err = t.buildMerges(f, kinds)
+		var pre preTokenizer
+		if pre, err = readPre(f); err == nil {
+			err = t.readRoles(f, false, pre.addBOS, kinds)
+		}
+		if err == nil {
+			err = t.buildMerges(f, pre, kinds)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -90,6 +97,19 @@ func NewTokenizer(f *File) (*Tokenizer, error) {
 	}
 	t.specials = newSpecials(list)
 	return t, nil
+}
+
+// readPre finds the pre-tokenizer that a byte-level vocabulary was made with.
+func readPre(f *File) (preTokenizer, error) {
+	name, _, err := f.text("tokenizer.ggml.pre")
+	if err != nil {
+		return preTokenizer{}, err
+	}
+	pre, ok := preTokenizers[name]
+	if !ok {
+		return pre, f.errorf("key \"tokenizer.ggml.pre\": %q is not supported; gpt-2, smollm, llama-bpe and qwen2 are", name)
+	}
+	return pre, nil
 }
 
 // readTokens reads the tokens' texts and returns their kinds.
@@ -130,8 +150,9 @@ var endTexts = []string{
 
 // readRoles reads which tokens begin and end things. A token with such a role
 // is a control token, whatever kind the file gives it: otherwise a message
-// could spell it.
-func (t *Tokenizer) readRoles(f *File, sentencePiece bool, kinds []uint8) (err error) {
+// could spell it. addBOS holds where the file does not say whether texts begin
+// with BOS.
+func (t *Tokenizer) readRoles(f *File, sentencePiece, addBOS bool, kinds []uint8) (err error) {
 	role := func(key string, def int) int32 {
 		id, ok, e := f.integer("tokenizer.ggml."+key, 0, len(kinds)-1)
 		if e != nil {
@@ -158,7 +179,7 @@ func (t *Tokenizer) readRoles(f *File, sentencePiece bool, kinds []uint8) (err e
 	if err != nil {
 		return err
 	}
-	if t.addBOS, err = f.flag("tokenizer.ggml.add_bos_token", sentencePiece); err != nil {
+	if t.addBOS, err = f.flag("tokenizer.ggml.add_bos_token", addBOS); err != nil {
 		return err
 	}
 	if t.addEOS, err = f.flag("tokenizer.ggml.add_eos_token", false); err != nil {
@@ -295,14 +316,8 @@ func byteToken(text string) (byte, bool) {
 
 // buildMerges fills in what byte-level BPE needs. Texts in the file are spelled
 // in GPT-2's alphabet, one printable character per byte.
-func (t *Tokenizer) buildMerges(f *File, kinds []uint8) error {
-	pre, _, err := f.text("tokenizer.ggml.pre")
-	if err != nil {
-		return err
-	}
-	if t.split = splitters[pre]; t.split == nil {
-		return f.errorf("key \"tokenizer.ggml.pre\": %q is not supported; gpt-2 and smollm are", pre)
-	}
+func (t *Tokenizer) buildMerges(f *File, pre preTokenizer, kinds []uint8) error {
+	t.split = pre.split
 	merges, ok, err := f.texts("tokenizer.ggml.merges")
 	if err != nil {
 		return err
@@ -324,6 +339,9 @@ func (t *Tokenizer) buildMerges(f *File, kinds []uint8) error {
 			t.pieces[id] = piece
 			symbols[piece] = int32(id)
 		}
+	}
+	if pre.wholeWords {
+		t.words = maps.Clone(symbols)
 	}
 	extra := int32(len(t.texts))
 	symbol := func(s string) int32 {
@@ -427,6 +445,9 @@ func (t *Tokenizer) encode(ids []int32, text string, trusted []span) []int32 {
 
 // encodeWord is byte-level BPE of one word.
 func (t *Tokenizer) encodeWord(m *merger, ids []int32, word string) []int32 {
+	if id, ok := t.words[word]; ok {
+		return append(ids, id)
+	}
 	m.reset()
 	for i := range len(word) {
 		m.push(t.units[word[i]])

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -259,6 +260,10 @@ func naiveBytes(t *testing.T, f *File, tok *Tokenizer, text string) (ids []int32
 		}
 	}
 	for _, word := range naiveSplit(pre, text) {
+		if id, ok := tokens[word]; ok && pre == "llama-bpe" {
+			ids = append(ids, id)
+			continue
+		}
 		parts := strings.Split(word, "")
 		parts = parts[:0]
 		for i := range len(word) {
@@ -291,14 +296,25 @@ func naiveBytes(t *testing.T, f *File, tok *Tokenizer, text string) (ids []int32
 	return ids
 }
 
-// The alternatives of GPT-2's pattern in order, without the one that looks ahead.
+// The patterns as their makers wrote them, but for \s+(?!\S)|\s+ at their end,
+// which Go's regexp cannot express.
 var (
-	naiveSpace  = `[\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]`
-	naiveOther  = `[^\pL\pN` + naiveSpace[1:]
-	naiveWords  = regexp.MustCompile(`^(?:'s|'t|'re|'ve|'m|'ll|'d| ?\pL+| ?\pN+| ?` + naiveOther + `+)`)
-	naiveSpaces = regexp.MustCompile(`^` + naiveSpace + `+`)
-	naiveNumber = regexp.MustCompile(`\pN`)
+	naiveSpace  = `\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}`
+	naiveLetter = `\pL\x{2ebf0}-\x{2ee5d}` // those that Unicode 15.1 has added
+	naiveLlama3 = `^(?:'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?[\p{L}]+|[\p{N}]{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|[\s]*[\r\n]+)`
+	naiveWords  = map[string]*regexp.Regexp{
+		"gpt2":      naivePattern(`^(?:'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+)`),
+		"llama-bpe": naivePattern(naiveLlama3),
+		"qwen2":     naivePattern(strings.Replace(naiveLlama3, "{1,3}", "", 1)),
+	}
+	naiveSpaces = naivePattern(`^[\s]+`)
+	naiveNumber = naivePattern(`[\p{N}]`)
 )
+
+// naivePattern spells the classes as Unicode 15.1 has them.
+func naivePattern(pattern string) *regexp.Regexp {
+	return regexp.MustCompile(strings.NewReplacer(`\s`, naiveSpace, `\p{L}`, naiveLetter).Replace(pattern))
+}
 
 func naiveSplit(pre, text string) (words []string) {
 	if pre == "smollm" {
@@ -310,7 +326,7 @@ func naiveSplit(pre, text string) (words []string) {
 		return append(words, naiveSplit("gpt2", text[from:])...)
 	}
 	for text != "" {
-		n := len(naiveWords.FindString(text))
+		n := len(naiveWords[pre].FindString(text))
 		if n == 0 {
 			spaces := naiveSpaces.FindString(text)
 			n = len(spaces)
@@ -328,18 +344,21 @@ func naiveSplit(pre, text string) (words []string) {
 // textGen makes texts of what splitters and tokenizers trip over.
 func textGen() *rapid.Generator[string] {
 	part := rapid.OneOf(
-		rapid.SampledFrom(strings.Split("a|b|c|d|aa|ab|cd| |  |\n|\t|\r\n|'|'s|'re|'ll|'LL|1|23|½|²|٣|é|É|ß|漢|字|😀|\u0301|\u00a0|\u3000|\u200b|\ufeff|!|...|_|▁|<|<s>|</s>|<tool>|<tool><x>|<|end|>|<|start|>|\x00|\x01|\x02|\u0378", "|")),
+		rapid.SampledFrom(strings.Split("a|b|c|d|aa|ab|cd| |  |\n|\t|\r\n|'|'s|'re|'ll|'LL|'Ve|'M|'ſ|\U0002ebf0|1|23|4567|½|²|٣|é|É|ß|漢|字|😀|\u0301|\u00a0|\u3000|\u200b|\ufeff|!|...|_|▁|<|<s>|</s>|<tool>|<tool><x>|<|end|>|<|start|>|\x00|\x01|\x02|\u0378", "|")),
 		rapid.String(),
 	)
 	return rapid.Custom(func(t *rapid.T) string { return strings.Join(rapid.SliceOfN(part, 0, 12).Draw(t, "parts"), "") })
 }
 
+// fourPres are the pre-tokenizers under one of their names.
+var fourPres = []string{"gpt2", "smollm", "llama-bpe", "qwen2"}
+
 func TestSplitProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := textGen().Draw(t, "text")
-		for _, pre := range []string{"gpt2", "smollm"} {
+		for _, pre := range fourPres {
 			var got []string
-			splitters[pre](text, func(w string) { got = append(got, w) })
+			preTokenizers[pre].split(text, func(w string) { got = append(got, w) })
 			want := slices.DeleteFunc(naiveSplit(pre, text), func(w string) bool { return w == "" })
 			if !slices.Equal(got, want) {
 				t.Fatalf("%s splits %q into %q, want %q", pre, text, got, want)
@@ -348,8 +367,52 @@ func TestSplitProperty(t *testing.T) {
 	})
 }
 
+// TestClasses holds the classes of all characters fixed: a newer Go may bring
+// newer Unicode tables, and then two builds would split texts differently.
+// The counts are those of llama.cpp's tables (Unicode 15.1).
+func TestClasses(t *testing.T) {
+	sum, count := sha256.New(), [4]int{}
+	for r := range rune(utf8.MaxRune + 1) {
+		sum.Write([]byte{byte(classOf(r))})
+		count[classOf(r)]++
+	}
+	if got := hex.EncodeToString(sum.Sum(nil))[:16]; got != "d30035ae5f30bff7" || count[letter] != 136726 || count[number] != 1831 || count[space] != 25 {
+		t.Errorf("classes %s, %v of other, letter, number, space", got, count)
+	}
+}
+
+// TestPreTokenizerSettings: what a name in tokenizer.ggml.pre means beside its pattern.
+func TestPreTokenizerSettings(t *testing.T) {
+	for pre, want := range map[string]string{"gpt2": "a|b", "smollm": "a|b", "qwen2": "a|b", "llama-bpe": "<s>|ab", "llama3": "<s>|ab", "smaug-bpe": "a|b"} {
+		b := &builder{version: 3, align: 32, keys: []bkey{
+			{"general.architecture", "llama"}, {"tokenizer.ggml.model", "gpt2"}, {"tokenizer.ggml.pre", pre},
+			{"tokenizer.ggml.tokens", []string{"<s>", "a", "b", "ab", "c"}}, {"tokenizer.ggml.token_type", []int32{3, 1, 1, 1, 1}},
+			{"tokenizer.ggml.merges", []string{"b c"}}, {"tokenizer.ggml.bos_token_id", uint32(0)},
+		}}
+		for _, said := range []bool{false, true} {
+			if said {
+				b.put("tokenizer.ggml.add_bos_token", false)
+				want = strings.TrimPrefix(want, "<s>|")
+			}
+			f, err := OpenBytes("m", b.bytes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			tok := tokenizer(t, f)
+			var got []string
+			for _, id := range tok.Encode("ab", true, false) {
+				text, _ := tok.Text(id)
+				got = append(got, text)
+			}
+			if strings.Join(got, "|") != want {
+				t.Errorf("%s, add_bos_token said %v: %q, want %s", pre, said, got, want)
+			}
+		}
+	}
+}
+
 func TestBytesProperty(t *testing.T) {
-	for _, pre := range []string{"gpt-2", "smollm"} {
+	for _, pre := range fourPres {
 		f := byteModel(t, 7, pre, 300)
 		tok := tokenizer(t, f)
 		rapid.Check(t, func(t2 *rapid.T) {
@@ -619,12 +682,12 @@ func TestDetokAllocations(t *testing.T) {
 }
 
 // longTexts are texts on which a careless tokenizer is quadratic.
-var longTexts = map[string]string{"letters": "a", "spaces": " ", "emoji": "😀", "less": "<", "pipes": "<|", "lines": "\n", "digits": "1", "marks": "é"}
+var longTexts = map[string]string{"letters": "a", "spaces": " ", "emoji": "😀", "less": "<", "pipes": "<|", "lines": "\n", "digits": "1", "marks": "é", "mixed": "a1\t\t \r\n !"}
 
 // TestLongTexts encodes a mebibyte of each within a time that only an
 // algorithm near linear can keep: a quadratic one needs hours.
 func TestLongTexts(t *testing.T) {
-	models := map[string]*Tokenizer{"tiny": tokenizer(t, tinyFile(t)), "bytes": tokenizer(t, byteModel(t, 7, "gpt2", 300))}
+	models := map[string]*Tokenizer{"tiny": tokenizer(t, tinyFile(t)), "bytes": tokenizer(t, byteModel(t, 7, "gpt2", 300)), "llama3": tokenizer(t, byteModel(t, 7, "llama-bpe", 300))}
 	for name, tok := range models {
 		for what, unit := range longTexts {
 			text := strings.Repeat(unit, (1<<20)/len(unit))
@@ -669,10 +732,11 @@ func TestTokenizerRefused(t *testing.T) {
 		{`"tokenizer.ggml.bos_token_id": is 6, 0 to 5`, func(f *builder) { f.put("tokenizer.ggml.bos_token_id", uint32(6)) }},
 		{`"tokenizer.ggml.eot_token_id": is -1, 0 to 5`, func(f *builder) { f.put("tokenizer.ggml.eot_token_id", int32(-1)) }},
 		{`"tokenizer.ggml.add_bos_token": is uint32, a bool`, func(f *builder) { f.put("tokenizer.ggml.add_bos_token", uint32(1)) }},
-		{`"tokenizer.ggml.pre": "llama-bpe" is not supported; gpt-2 and smollm are`, func(f *builder) {
+		{`"tokenizer.ggml.pre": "default" is not supported; gpt-2, smollm, llama-bpe and qwen2 are`, func(f *builder) {
 			f.put("tokenizer.ggml.model", "gpt2")
-			f.put("tokenizer.ggml.pre", "llama-bpe")
+			f.put("tokenizer.ggml.pre", "default")
 		}},
+		{`"tokenizer.ggml.pre": "" is not supported`, func(f *builder) { f.put("tokenizer.ggml.model", "gpt2") }},
 		{`"tokenizer.ggml.merges": 0 merges`, func(f *builder) {
 			f.put("tokenizer.ggml.model", "gpt2")
 			f.put("tokenizer.ggml.pre", "gpt-2")
