@@ -12,7 +12,7 @@ import (
 	"github.com/metronome-serve/metronome/internal/kv"
 )
 
-// CPU computes Llama models on the processor's cores. All its memory is taken
+// CPU computes models of the Llama family on the processor's cores. All its memory is taken
 // by New: a batch allocates nothing.
 type CPU struct {
 	w      *Weights
@@ -112,7 +112,8 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 	}
 	e.print = fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "cpu %s precision=%s kv=%dx%dx%d,%s context=%d revision=%d",
 		w.print, cfg.Precision, e.geo.Layers, e.geo.Heads, e.geo.TokenBytes, cfg.KVDType, cfg.Context, Revision)))
-	e.rope = kernels.NewRopeTable(cfg.Context, h.RopeDim, h.RopeTheta)
+	freqs, magnitude := rotation(&h.Rope, w.ropeFactors)
+	e.rope = kernels.NewRopeTable(cfg.Context, freqs, magnitude, h.Rope.Halves)
 	e.allocate()
 	e.phases = phases{e.enterTile, e.mulTile, e.placeTile, e.attendTile, e.leaveTile, e.middleTile, e.swigluTile, e.useTile}
 	e.crew = newCrew(cfg.Threads)
@@ -262,8 +263,9 @@ func (e *CPU) enterTile(tile, _ int) {
 	e.norm.Prepare(t0, t1)
 }
 
-// placeTile rotates q and k, and writes K and V to their pages, rounded to the
-// KV dtype. Attention reads them from there, those of this batch too.
+// placeTile takes q, k and v from the products: it adds their biases, norms and
+// rotates q and k, and writes K and V to their pages, rounded to the KV dtype.
+// Attention reads them from there, those of this batch too.
 func (e *CPU) placeTile(tile, _ int) {
 	t0, t1 := e.group(tile)
 	dim := e.w.hyper.HeadDim
@@ -272,17 +274,29 @@ func (e *CPU) placeTile(tile, _ int) {
 		k := e.tokens[t]
 		pos := k.row.Start + k.at
 		page, slot := k.row.Pages[pos/e.cfg.PageSize], pos%e.cfg.PageSize
-		for q := e.of(e.q, t); len(q) > 0; q = q[dim:] {
-			e.rope.Apply(q[:dim], pos)
+		queries, keys, values := e.of(e.q, t), e.of(e.k, t), e.of(e.v, t)
+		if e.w.hyper.Bias {
+			kernels.Add(queries, e.block.qBias)
+			kernels.Add(keys, e.block.kBias)
+			kernels.Add(values, e.block.vBias)
 		}
-		keys, values := e.of(e.k, t), e.of(e.v, t)
+		e.turn(queries, e.block.qNorm, pos)
+		e.turn(keys, e.block.kNorm, pos)
 		for h := range e.geo.Heads {
-			key := keys[h*dim:][:dim]
-			e.rope.Apply(key, pos)
 			to := e.extent(page, h)
-			e.dtype.put(to[slot*row:], key)
+			e.dtype.put(to[slot*row:], keys[h*dim:][:dim])
 			e.dtype.put(to[(e.cfg.PageSize+slot)*row:], values[h*dim:][:dim])
 		}
+	}
+}
+
+// turn norms each head where the model has a norm for it, and rotates it.
+func (e *CPU) turn(heads, norm []float32, pos int) {
+	for dim := e.w.hyper.HeadDim; len(heads) > 0; heads = heads[dim:] {
+		if head := heads[:dim]; norm != nil {
+			kernels.RMSNorm(head, head, norm, e.w.hyper.Eps)
+		}
+		e.rope.Apply(heads[:dim], pos)
 	}
 }
 

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func smallWeights(typ kernels.Type) *Weights {
 	h := model.Hyper{
 		Layers: 2, Dim: 64, Heads: 8, KVHeads: 4, HeadDim: 16, FF: 96, Vocab: 101, Context: 700,
-		RopeDim: 12, RopeTheta: 10000, Eps: 1e-5,
+		Eps: 1e-5, Rope: model.Rope{Dim: 12, Theta: 10000, Scale: 1},
 	}
 	rnd := rand.New(rand.NewPCG(uint64(typ), 7))
 	vector := func(n int) []float32 {

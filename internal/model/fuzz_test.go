@@ -38,7 +38,7 @@ func FuzzGGUF(f *testing.F) {
 		}
 		if h, err := file.Hyper(); err != nil {
 			checkLine(t, err)
-		} else if h.Heads%h.KVHeads != 0 || h.RopeDim > h.HeadDim || h.Vocab < 1 || h.Layers < 1 || !(h.Eps > 0) || !(h.RopeTheta > 0) {
+		} else if h.Heads%h.KVHeads != 0 || h.Rope.Dim > h.HeadDim || h.Vocab < 1 || h.Layers < 1 || !(h.Eps > 0) || !(h.Rope.Theta > 1) {
 			t.Errorf("hyper parameters %+v", h)
 		}
 		if len(file.Fingerprint()) != 64 {

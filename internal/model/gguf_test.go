@@ -50,9 +50,9 @@ func TestOpen(t *testing.T) {
 		want            Hyper
 	}{
 		{tinyFile(t), "tiny", "Q8_0", 2885888, 38,
-			Hyper{4, 256, 8, 4, 32, 512, 2048, 1024, 32, 10000, 1e-5, true}},
+			Hyper{4, 256, 8, 4, 32, 512, 2048, 1024, 1e-5, true, false, false, Rope{Dim: 32, Theta: 10000, Scale: 1}}},
 		{openFile(t, modeltest.Path(t, "tiny-model/tiny-f16.gguf")), "tiny-f16", "F16", 2885888, 38,
-			Hyper{4, 256, 8, 4, 32, 512, 2048, 1024, 32, 10000, 1e-5, true}},
+			Hyper{4, 256, 8, 4, 32, 512, 2048, 1024, 1e-5, true, false, false, Rope{Dim: 32, Theta: 10000, Scale: 1}}},
 	} {
 		f := c.file
 		h, err := f.Hyper()
@@ -75,7 +75,7 @@ func TestOpen(t *testing.T) {
 func TestOpenSmol(t *testing.T) {
 	f := smolFile(t)
 	h, err := f.Hyper()
-	want := Hyper{30, 576, 9, 3, 64, 1536, 49152, 8192, 64, 100000, 1e-5, true}
+	want := Hyper{30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5, true, false, false, Rope{Dim: 64, Theta: 100000, Scale: 1}}
 	if err != nil || h != want {
 		t.Errorf("hyper parameters %+v, %v, want %+v", h, err, want)
 	}
@@ -204,9 +204,7 @@ func small() *builder {
 	matrix := func(name string, cols, rows int) {
 		f.tensors = append(f.tensors, btensor{name, F32, []uint64{uint64(cols), uint64(rows)}, here, 4 * cols * rows})
 	}
-	vector := func(name string, n int) {
-		f.tensors = append(f.tensors, btensor{name, F32, []uint64{uint64(n)}, here, 4 * n})
-	}
+	vector := f.vector
 	for _, blk := range []string{"blk.0.", "blk.1."} {
 		vector(blk+"attn_norm.weight", 32)
 		matrix(blk+"attn_q.weight", 32, 32)
@@ -221,6 +219,30 @@ func small() *builder {
 	matrix("token_embd.weight", 32, 8)
 	vector("output_norm.weight", 32)
 	return f
+}
+
+func (f *builder) vector(name string, n int) {
+	f.tensors = append(f.tensors, btensor{name, F32, []uint64{uint64(n)}, here, 4 * n})
+}
+
+// qwen makes a qwen2 or qwen3 of the small Llama.
+func (f *builder) qwen(arch string) {
+	f.put("general.architecture", arch)
+	for i, k := range f.keys {
+		if name, ok := strings.CutPrefix(k.name, "llama."); ok {
+			f.keys[i].name = arch + "." + name
+		}
+	}
+	for _, blk := range []string{"blk.0.", "blk.1."} {
+		if arch == "qwen2" {
+			f.vector(blk+"attn_q.bias", 32)
+			f.vector(blk+"attn_k.bias", 16)
+			f.vector(blk+"attn_v.bias", 16)
+		} else {
+			f.vector(blk+"attn_q_norm.weight", 8)
+			f.vector(blk+"attn_k_norm.weight", 8)
+		}
+	}
 }
 
 // put replaces a key, or adds it.
@@ -263,7 +285,7 @@ func TestRefused(t *testing.T) {
 		{"big-endian", func(f *builder) { f.version = 3 << 24 }},
 		{`key "llama.block_count": appears twice`, func(f *builder) { f.keys = append(f.keys, f.keys[1]) }},
 		{`key "general.architecture" is missing`, func(f *builder) { f.drop("general.architecture") }},
-		{`architecture "mamba" is not supported; llama is`, func(f *builder) { f.put("general.architecture", "mamba") }},
+		{`architecture "mamba" is not supported; llama, qwen2, qwen3 are`, func(f *builder) { f.put("general.architecture", "mamba") }},
 		{`key "general.architecture": is uint32, a string`, func(f *builder) { f.put("general.architecture", uint32(1)) }},
 		{`key "a": unknown kind 13`, func(f *builder) { f.put("a", []byte{13, 0, 0, 0}) }},
 		{`key "a": an array of arrays`, func(f *builder) { f.put("a", array(kindArray, 1)) }},
@@ -274,7 +296,17 @@ func TestRefused(t *testing.T) {
 		{"is not UTF-8", func(f *builder) { f.put("\xff", "x") }},
 		{`"general.alignment": 48 is not a power`, func(f *builder) { f.put("general.alignment", uint32(48)) }},
 		{`"general.alignment": is 4,`, func(f *builder) { f.put("general.alignment", uint32(4)) }},
-		{`key "llama.rope.scaling.type": asks for`, func(f *builder) { f.put("llama.rope.scaling.type", "yarn") }},
+		{`key "llama.rope.scaling.type": "longrope" is not supported; none, linear and yarn are`, func(f *builder) { f.put("llama.rope.scaling.type", "longrope") }},
+		{`key "llama.rope.scaling.type": is uint32, a string`, func(f *builder) { f.put("llama.rope.scaling.type", uint32(2)) }},
+		{`key "llama.rope.scaling.factor": is 0.5, 1 or more`, func(f *builder) { f.put("llama.rope.scaling.factor", float32(0.5)) }},
+		{`key "llama.rope.scaling.attn_factor": asks for`, func(f *builder) { f.put("llama.rope.scaling.attn_factor", float32(2)) }},
+		{`key "llama.rope.scaling.yarn_beta_fast": is 0.5, less than`, func(f *builder) {
+			f.put("llama.rope.scaling.type", "yarn")
+			f.put("llama.rope.scaling.yarn_beta_fast", float32(0.5))
+		}},
+		{`key "llama.rope.freq_base": is 1, more than 1`, func(f *builder) { f.put("llama.rope.freq_base", float32(1)) }},
+		{`key "llama.attention.sliding_window": a window of 63 positions in a context of 64`, func(f *builder) { f.put("llama.attention.sliding_window", uint32(63)) }},
+		{`key "llama.logit_scale": asks for`, func(f *builder) { f.put("llama.logit_scale", float32(2)) }},
 		{`key "llama.expert_count": asks for`, func(f *builder) { f.put("llama.expert_count", uint32(8)) }},
 		{`key "llama.block_count" is missing`, func(f *builder) { f.drop("llama.block_count") }},
 		{`key "llama.block_count": is 0,`, func(f *builder) { f.put("llama.block_count", uint32(0)) }},
@@ -295,8 +327,26 @@ func TestRefused(t *testing.T) {
 		{`tensor "blk.1.ffn_up.weight" is missing`, func(f *builder) { f.drop("blk.1.ffn_up.weight") }},
 		{`tensor "blk.2.ffn_up.weight": asks for`, func(f *builder) { f.tensor("blk.1.ffn_up.weight").name = "blk.2.ffn_up.weight" }},
 		{`tensor "blk.01.ffn_up.weight": asks for`, func(f *builder) { f.tensor("blk.1.ffn_up.weight").name = "blk.01.ffn_up.weight" }},
+		{`tensor "rope_freqs.weight": shape 3, 4 would be right`, func(f *builder) { f.vector("rope_freqs.weight", 3) }},
 		{`tensor "rope_freqs.weight": asks for`, func(f *builder) {
-			f.tensors = append(f.tensors, btensor{"rope_freqs.weight", F32, []uint64{4}, here, 16})
+			f.qwen("qwen3")
+			f.vector("rope_freqs.weight", 4)
+		}},
+		{`tensor "blk.0.attn_k.bias" is missing`, func(f *builder) {
+			f.qwen("qwen2")
+			f.drop("blk.0.attn_k.bias")
+		}},
+		{`tensor "blk.1.attn_q_norm.weight" is missing`, func(f *builder) {
+			f.qwen("qwen3")
+			f.drop("blk.1.attn_q_norm.weight")
+		}},
+		{`tensor "blk.1.attn_q_norm.weight": shape 4, 8 would be right`, func(f *builder) {
+			f.qwen("qwen3")
+			f.tensor("blk.1.attn_q_norm.weight").shape = []uint64{4}
+		}},
+		{`key "qwen2.block_count" is missing`, func(f *builder) {
+			f.qwen("qwen2")
+			f.drop("qwen2.block_count")
 		}},
 		{`tensor "blk.0.attn_q.bias": asks for`, func(f *builder) {
 			f.tensors = append(f.tensors, btensor{"blk.0.attn_q.bias", F32, []uint64{32}, here, 128})
@@ -350,8 +400,52 @@ func TestSmallAccepted(t *testing.T) {
 			t.Fatal(err)
 		}
 		h, err := f.Hyper()
-		if want := (Hyper{2, 32, 4, 2, 8, 64, 8, 64, 8, 10000, 1e-5, true}); err != nil || h != want {
+		if want := (Hyper{2, 32, 4, 2, 8, 64, 8, 64, 1e-5, true, false, false, Rope{Dim: 8, Theta: 10000, Scale: 1}}); err != nil || h != want {
 			t.Errorf("%+v, %v", h, err)
+		}
+	}
+}
+
+// TestArchitectures reads what each of the family has beside Llama's arithmetic.
+func TestArchitectures(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*builder)
+		want   func(*Hyper)
+	}{
+		"qwen2": {func(f *builder) { f.qwen("qwen2") }, func(h *Hyper) { h.Bias, h.Rope.Halves = true, true }},
+		"qwen3": {func(f *builder) { f.qwen("qwen3") }, func(h *Hyper) { h.QKNorm, h.Rope.Halves = true, true }},
+		"untied": {func(f *builder) {
+			f.tensors = append(f.tensors, btensor{"output.weight", F32, []uint64{32, 8}, here, 1024})
+		}, func(h *Hyper) { h.Tied = false }},
+		"rope factors":      {func(f *builder) { f.vector("rope_freqs.weight", 4) }, func(h *Hyper) { h.Rope.Factors = true }},
+		"linear by default": {func(f *builder) { f.put("llama.rope.scaling.factor", float32(4)) }, func(h *Hyper) { h.Rope.Scale = 4 }},
+		"the old key":       {func(f *builder) { f.put("llama.rope.scale_linear", float32(2)) }, func(h *Hyper) { h.Rope.Scale = 2 }},
+		"none": {func(f *builder) {
+			f.put("llama.rope.scaling.type", "none")
+			f.put("llama.rope.scaling.factor", float32(4))
+		}, func(*Hyper) {}},
+		"yarn": {func(f *builder) {
+			f.qwen("qwen2")
+			f.put("qwen2.rope.scaling.type", "yarn")
+			f.put("qwen2.rope.scaling.factor", float32(4))
+			f.put("qwen2.rope.scaling.original_context_length", uint32(16))
+		}, func(h *Hyper) { h.Bias, h.Rope.Halves, h.Rope.Scale, h.Rope.YaRN = true, true, 4, YaRN{16, 32, 1} }},
+		"yarn by default": {func(f *builder) {
+			f.put("llama.rope.scaling.type", "yarn")
+			f.put("llama.rope.scaling.yarn_beta_slow", float32(2))
+		}, func(h *Hyper) { h.Rope.YaRN = YaRN{64, 32, 2} }},
+		"a window that is no limit": {func(f *builder) { f.put("llama.attention.sliding_window", uint32(64)) }, func(*Hyper) {}},
+	} {
+		b := small()
+		c.change(b)
+		f, err := OpenBytes("m", b.bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := Hyper{2, 32, 4, 2, 8, 64, 8, 64, 1e-5, true, false, false, Rope{Dim: 8, Theta: 10000, Scale: 1}}
+		c.want(&want)
+		if h, err := f.Hyper(); err != nil || h != want {
+			t.Errorf("%s: %+v, %v, want %+v", name, h, err, want)
 		}
 	}
 }

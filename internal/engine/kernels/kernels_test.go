@@ -325,18 +325,35 @@ func TestVectors(t *testing.T) {
 	if y[0] != 0 || y[1] != 200 {
 		t.Fatalf("SwiGLU of ±200: %v", y[:2])
 	}
-	rope := NewRopeTable(9000, 32, 1e5)
-	copy(y, x)
-	const p = 8191
-	rope.Apply(y, p)
-	for i := range 16 {
-		s, c := math.Sincos(p * math.Pow(1e5, -2*float64(i)/32))
-		a, b := float64(x[2*i]), float64(x[2*i+1])
-		if math.Abs(float64(y[2*i])-(a*c-b*s)) > 1e-6 || math.Abs(float64(y[2*i+1])-(a*s+b*c)) > 1e-6 {
-			t.Fatalf("rope: pair %d is %v %v, want %v %v", i, y[2*i], y[2*i+1], a*c-b*s, a*s+b*c)
-		}
+}
+
+// TestRope turns vectors in both layouts, by twice a rotation.
+func TestRope(t *testing.T) {
+	const n, p = 16, 8191
+	x := make([]float32, 2*n+1)
+	for i := range x {
+		x[i] = float32(i%7) - 3
 	}
-	if y[32] != x[32] {
-		t.Fatal("rope turned more than its dimension")
+	var freqs []float64
+	for i := range n {
+		freqs = append(freqs, math.Pow(1e5, -float64(i)/n))
+	}
+	for _, halves := range []bool{false, true} {
+		y := slices.Clone(x)
+		NewRopeTable(9000, freqs, 2, halves).Apply(y, p)
+		for i := range n {
+			j, k := 2*i, 2*i+1
+			if halves {
+				j, k = i, i+n
+			}
+			s, c := math.Sincos(p * freqs[i])
+			a, b := 2*float64(x[j]), 2*float64(x[k])
+			if math.Abs(float64(y[j])-(a*c-b*s)) > 2e-6 || math.Abs(float64(y[k])-(a*s+b*c)) > 2e-6 {
+				t.Fatalf("halves %v: pair %d is %v %v, want %v %v", halves, i, y[j], y[k], a*c-b*s, a*s+b*c)
+			}
+		}
+		if y[2*n] != x[2*n] {
+			t.Fatal("rope turned more than its dimension")
+		}
 	}
 }

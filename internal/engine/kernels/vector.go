@@ -29,32 +29,41 @@ func SwiGLU(dst, gate, up []float32) {
 	}
 }
 
-// RopeTable is cosines and sines for positions [0, n): entry p*(dim/2)+i is
-// that of p × base^(-2i/dim), computed in float64.
+// RopeTable is cosines and sines for positions [0, n): entry p*pairs+i is that
+// of p × freqs[i], computed in float64, times a magnitude.
 type RopeTable struct {
-	half     int
+	pairs    int
+	halves   bool
 	cos, sin []float32
 }
 
-// NewRopeTable makes the table; dim is even, base positive.
-func NewRopeTable(n, dim int, base float32) *RopeTable {
-	t := &RopeTable{dim / 2, make([]float32, n*dim/2), make([]float32, n*dim/2)}
-	log := Log64(float64(base))
-	for i := range t.half {
-		freq := Exp64(float64(-2 * float64(i) / float64(dim) * log))
+// NewRopeTable makes the table. With halves, pair i is values i and i+len(freqs)
+// of a head (ggml's NEOX layout), else neighbours 2i and 2i+1 (NORM).
+// n × freqs[i] is at most 2^21.
+func NewRopeTable(n int, freqs []float64, magnitude float64, halves bool) *RopeTable {
+	t := &RopeTable{len(freqs), halves, make([]float32, n*len(freqs)), make([]float32, n*len(freqs))}
+	for i, freq := range freqs {
 		for p := range n {
 			s, c := SinCos(float64(float64(p) * freq))
-			t.cos[p*t.half+i], t.sin[p*t.half+i] = float32(c), float32(s)
+			t.cos[p*t.pairs+i], t.sin[p*t.pairs+i] = float32(c*magnitude), float32(s*magnitude)
 		}
 	}
 	return t
 }
 
-// Apply rotates neighbouring pairs of the first dim values of v for position p
-// (ggml's NORM layout).
+// Apply rotates the first two values for each pair of v for position p.
 func (t *RopeTable) Apply(v []float32, p int) {
-	cos, sin := t.cos[p*t.half:][:t.half], t.sin[p*t.half:][:t.half]
-	v = v[:2*t.half]
+	cos, sin := t.cos[p*t.pairs:][:t.pairs], t.sin[p*t.pairs:][:t.pairs]
+	if t.halves {
+		x, y := v[:t.pairs], v[t.pairs:][:t.pairs]
+		for i, c := range cos {
+			s, a, b := sin[i], x[i], y[i]
+			x[i] = float32(a*c) - float32(b*s)
+			y[i] = float32(a*s) + float32(b*c)
+		}
+		return
+	}
+	v = v[:2*t.pairs]
 	for i, c := range cos {
 		s, a, b := sin[i], v[2*i], v[2*i+1]
 		v[2*i] = float32(a*c) - float32(b*s)
