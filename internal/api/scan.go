@@ -22,6 +22,7 @@ const (
 type Scanned struct {
 	Stream      bool
 	PromptBytes int // bytes of the values of messages, prompt, text and input_ids: an upper bound of the prompt's size
+	MaxTokens   int // of one choice, as the request says; 0: it does not, or not in a number that makes sense
 
 	body     []byte
 	model    span // the raw values, quotes and all; empty: absent
@@ -253,8 +254,18 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 		s.sampling = val
 	case "n":
 		return s.choices("n", raw)
+	case "max_tokens", "max_completion_tokens":
+		s.maxTokens(raw)
 	}
 	return nil
+}
+
+// maxTokens notes how long an answer may become; what it says about it is the
+// worker's to judge.
+func (s *Scanned) maxTokens(raw []byte) {
+	if n, err := strconv.ParseInt(string(raw[:min(len(raw), 20)]), 10, 32); err == nil && n > 0 {
+		s.MaxTokens = int(n)
+	}
 }
 
 // choices takes up a number of choices. Nonsense below one is the worker's to
@@ -274,7 +285,7 @@ func (s *Scanned) choices(field string, raw []byte) *Error {
 	return nil
 }
 
-// samplingChoices looks for n inside sampling_params, which is an object or,
+// samplingChoices looks for n and max_new_tokens inside sampling_params, which is an object or,
 // for a batch, a list of objects that must agree: the first one counts.
 func (s *Scanned) samplingChoices() *Error {
 	b, i := s.body, s.sampling.off
@@ -293,8 +304,13 @@ func (s *Scanned) samplingChoices() *Error {
 		key := b[i+1 : end-1]
 		val := skipSpace(b, skipSpace(b, end)+1)
 		vend, _, _ := skipValue(b, val, 1)
-		if string(key) == "n" {
-			return s.choices("sampling_params.n", b[val:vend])
+		switch string(key) {
+		case "n":
+			if err := s.choices("sampling_params.n", b[val:vend]); err != nil {
+				return err
+			}
+		case "max_new_tokens":
+			s.maxTokens(b[val:vend])
 		}
 		if i = skipSpace(b, vend); b[i] == ',' {
 			i++
