@@ -196,8 +196,8 @@ func (v *visitor) unique(key []byte) *Error {
 	return nil
 }
 
-// isPairing tells the fields that pair the two legs of a request, or choose a
-// rank or a peer for it. They are the router's to set: a client's own are
+// isPairing tells the fields that pair the two legs of a request, choose a
+// rank or a peer for it, or hand over what was said of its answer. They are the router's to set: a client's own are
 // removed. Names are folded as encoding/json folds them, because a worker may
 // read them so.
 func isPairing(key []byte) bool {
@@ -215,7 +215,7 @@ func isPairing(key []byte) bool {
 var pairingFields = [][]byte{
 	[]byte("bootstrap_host"), []byte("bootstrap_port"), []byte("bootstrap_room"), []byte("bootstrap_pair_key"),
 	[]byte("decode_tp_size"), []byte("routed_dp_rank"), []byte("data_parallel_rank"),
-	[]byte("disagg_prefill_dp_rank"), []byte("kv_transfer_params"),
+	[]byte("disagg_prefill_dp_rank"), []byte("kv_transfer_params"), []byte(JournalField),
 }
 
 // field takes up the fields a router reads.
@@ -362,6 +362,8 @@ type Injection struct {
 	Port  int     // 0: null, the worker then uses its own setting
 	Rooms []int64 // one for each item, fresh for each attempt
 	Batch bool    // lists rather than scalars
+
+	Journal []byte // of the stream that the attempt goes on with, as JournalCutter gave it; nil: none
 }
 
 // Splice appends the body of one attempt to dst as a list of segments: the
@@ -371,6 +373,13 @@ type Injection struct {
 func (s *Scanned) Splice(dst [][]byte, buf []byte, p Injection) (segs [][]byte, text []byte, n int) {
 	mark := len(buf)
 	buf = appendPairing(buf, p)
+	if p.Journal != nil {
+		buf = append(buf, `,"`+JournalField+`":"`...)
+	}
+	cut := len(buf) // the journal comes here, and is not copied
+	if p.Journal != nil {
+		buf = append(buf, '"')
+	}
 	if s.kept {
 		buf = append(buf, ',')
 	}
@@ -381,7 +390,9 @@ func (s *Scanned) Splice(dst [][]byte, buf []byte, p Injection) (segs [][]byte, 
 		}
 	}
 	add(s.body[:s.open])
-	add(buf[mark:])
+	add(buf[mark:cut])
+	add(p.Journal)
+	add(buf[cut:])
 	at := s.open
 	for _, c := range s.cuts[:s.ncuts] {
 		add(s.body[at:c.off])
