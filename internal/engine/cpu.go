@@ -111,7 +111,7 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 		return nil, err
 	}
 	e.print = fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "cpu %s precision=%s kv=%dx%dx%d,%s context=%d revision=%d",
-		w.print, cfg.Precision, e.geo.Layers, e.geo.Heads, e.geo.TokenBytes, cfg.KVDType, cfg.Context, Revision)))
+		w.print(), cfg.Precision, e.geo.Layers, e.geo.Heads, e.geo.TokenBytes, cfg.KVDType, cfg.Context, Revision)))
 	freqs, magnitude := rotation(&h.Rope, w.ropeFactors)
 	e.rope = kernels.NewRopeTable(cfg.Context, freqs, magnitude, h.Rope.Halves)
 	e.allocate()

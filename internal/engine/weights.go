@@ -14,7 +14,7 @@ import (
 // one Weights; the file must stay open until the last has been closed.
 type Weights struct {
 	hyper       model.Hyper
-	print       string
+	print       func() string // the file's fingerprint: hashed when first asked for
 	embed       kernels.Matrix
 	output      kernels.Matrix // the embedding again when the model ties them
 	norm        []float32
@@ -41,7 +41,7 @@ func LoadWeights(f *model.File) (*Weights, error) {
 	}
 	l := loader{f: f}
 	w := &Weights{
-		hyper: h, print: f.Fingerprint(), blocks: make([]block, h.Layers),
+		hyper: h, print: f.Fingerprint, blocks: make([]block, h.Layers),
 		embed: l.matrix("token_embd.weight", h.Vocab, h.Dim), norm: l.vector("output_norm.weight", h.Dim),
 	}
 	w.output = w.embed
@@ -86,7 +86,20 @@ func (l *loader) matrix(name string, rows, cols int) kernels.Matrix {
 	if !ok {
 		return l.fail(name, "is missing")
 	}
-	m, err := kernels.NewMatrix(kernels.Type(t.Type), rows, cols, t.Data)
+	var kind kernels.Type
+	switch t.Type {
+	case model.F32:
+		kind = kernels.F32
+	case model.F16:
+		kind = kernels.F16
+	case model.Q8_0:
+		kind = kernels.Q8_0
+	case model.Q4_1:
+		kind = kernels.Q4_1
+	default:
+		return l.fail(name, "has type %v; F32, F16, Q8_0 and Q4_1 can be computed", t.Type)
+	}
+	m, err := kernels.NewMatrix(kind, rows, cols, t.Data)
 	if err != nil {
 		return l.fail(name, "%w", err)
 	}
