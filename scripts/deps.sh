@@ -15,4 +15,4 @@ if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null 
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables curl >/dev/null
 fi
 
-echo "SmolLM2: $(scripts/fetch-smollm2.sh)"
+echo "SmolLM2: $(go run ./cmd/metronome pull smollm2)"

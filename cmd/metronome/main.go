@@ -37,12 +37,14 @@ type cli struct {
 	Prefill  prefillCmd  `cmd:"" help:"Start a prefill worker."`
 	Decode   decodeCmd   `cmd:"" help:"Start a decode worker."`
 	Registry registryCmd `cmd:"" help:"Start a bootstrap registry alone."`
+	Pull     pullCmd     `cmd:"" help:"Fetch a known model."`
+	Models   modelsCmd   `cmd:"" help:"List the models that are here, with size, architecture, quantisation and context."`
 	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
 // notBuilt are commands that are planned and not built yet.
-var notBuilt = []string{"pull", "models", "bench", "chaos", "sim", "replay", "top"}
+var notBuilt = []string{"bench", "chaos", "sim", "replay", "top"}
 
 func main() { os.Exit(run(os.Args[1:])) }
 

@@ -94,6 +94,9 @@ func workerConfig(role worker.Role, model, listen string, c *commonFlags, f *eng
 	if err != nil {
 		return worker.Config{}, err
 	}
+	if model, err = modelPath(model, f.Engine); err != nil {
+		return worker.Config{}, err
+	}
 	return worker.Config{
 		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: a.accept, PeerToken: a.peer, Insecure: c.Insecure, Drain: c.Drain,
 		Engine: f.Engine, Threads: f.Threads, Kernels: f.Kernels, Precision: f.Precision, TP: f.TP, DP: f.DP, PageSize: f.PageSize,
@@ -199,7 +202,7 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	cfg.Prefill, cfg.Decode, cfg.Policy, cfg.PrefillPolicy, cfg.DecodePolicy = c.Prefill, c.Decode, c.Policy, c.PrefillPolicy, c.DecodePolicy
 	cfg.HealthEvery, cfg.HealthTimeout, cfg.HealthFails = c.HealthInterval, c.HealthTimeout, c.HealthFailures
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
-	cfg.IdleTimeout, cfg.MaxRequests = c.IdleTimeout, c.MaxRequests
+	cfg.IdleTimeout = c.IdleTimeout
 	cfg.Tokens, cfg.PeerToken, cfg.Log = api.NewTokens(a.accept...), a.peer, log
 	r, err := router.New(cfg)
 	if err != nil {

@@ -227,7 +227,7 @@ func unit(f *kong.Flag) string {
 		return "yes/no"
 	case int, float64:
 		return map[string]string{"chunk": "tokens", "reserved-tokens": "tokens", "context": "tokens", "page-size": "tokens", "kv-pages": "pages", "threads": "threads",
-			"tp": "ranks", "dp": "schedulers", "max-running": "sequences", "max-queued": "requests", "max-requests": "requests", "retries": "tries",
+			"tp": "ranks", "dp": "schedulers", "max-running": "sequences", "max-queued": "requests", "retries": "tries",
 			"sim-prefill-rate": "tokens/s", "sim-kv-bytes": "bytes", "port": "port", "prefill": "workers", "decode": "workers",
 			"parallel-info-attempts": "tries", "heartbeat-failures": "probes", "health-failures": "probes"}[f.Name]
 	}
@@ -242,6 +242,8 @@ var examples = map[string][2]string{
 	"prefill":  {"metronome prefill tiny", "metronome prefill model.gguf --listen 10.0.0.1:30000 --bootstrap-listen 10.0.0.1:8998 --kv-listen 10.0.0.1:0 --token-file token"},
 	"decode":   {"metronome decode tiny", "metronome decode model.gguf --listen 10.0.0.2:30100 --on-mismatch reject --token-file token"},
 	"registry": {"metronome registry", "metronome registry --listen 10.0.0.1:8998 --token-file token"},
+	"pull":     {"metronome pull smollm2", "metronome pull smollm2 --index https://mirror.example/simple/"},
+	"models":   {"metronome models", "metronome models ~/models other.gguf --json"},
 	"config":   {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
 	"version":  {"metronome version", "metronome version --verbose"},
 	"":         {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},

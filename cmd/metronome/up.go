@@ -73,6 +73,9 @@ func (c *upCmd) Run(ctx context.Context, s *settings) error {
 	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.check()); err != nil {
 		return err
 	}
+	if _, err := modelPath(c.Model, c.Engine); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -5,13 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
 
 // promptIDs are n token ids of a fixed sequence that avoids control tokens.
@@ -182,32 +182,11 @@ func preempt(t *testing.T, f pair, cases []tokenCase, want map[string]*Answer, n
 	t.Error("nothing was preempted: the test does not show what it says")
 }
 
-// smolLM2 is the path of the real model, or the reason to skip.
-func smolLM2(t *testing.T) string {
-	t.Helper()
-	out := os.Getenv("METRONOME_TEST_SMOLLM2")
-	if out == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Skip("no cache directory: ", err)
-		}
-		found, _ := filepath.Glob(filepath.Join(cache, "metronome", "models", "*", "*.gguf"))
-		if len(found) == 0 {
-			found, _ = filepath.Glob(filepath.Join(cache, "metronome", "models", "*.gguf"))
-		}
-		if len(found) == 0 {
-			t.Skip("SmolLM2 is not here: scripts/fetch-smollm2.sh fetches it")
-		}
-		out = found[0]
-	}
-	return out
-}
-
 // The same with a real model: each value of each setting at least once, the
 // long prompt in few runs, since a CPU needs its time for it.
 func TestRightTokensSmolLM2(t *testing.T) {
 	t.Parallel() // beside others that measure no time
-	path := smolLM2(t)
+	path := modeltest.SmolLM2(t)
 	short := tokenCases([]int{1, 15, 16, 17}, 49152, 8)
 	long := tokenCases([]int{1600}, 49152, 4) // more than three chunks of 512
 	crowd := tokenCases([]int{30}, 49152, 20) // two at once need 8 pages, and 4 until both are there

@@ -6,12 +6,12 @@ import (
 	"flag"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/metronome-serve/metronome/internal/kv"
 	"github.com/metronome-serve/metronome/internal/model"
+	"github.com/metronome-serve/metronome/internal/model/modeltest"
 )
 
 // These tests compare whole models with what other engines computed from the
@@ -159,25 +159,12 @@ func TestTinyQ8(t *testing.T) {
 	}
 }
 
-const smolHash = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
 // smolLM2 is the path of a real model, which is not part of the repository.
 func smolLM2(t testing.TB) string {
 	if raced {
 		t.Skip("slow under the race detector")
 	}
-	path := os.Getenv("METRONOME_TEST_SMOLLM2")
-	if path == "" {
-		cache := os.Getenv("XDG_CACHE_HOME")
-		if cache == "" {
-			cache = filepath.Join(os.Getenv("HOME"), ".cache")
-		}
-		path = filepath.Join(cache, "metronome", "models", smolHash, "SmolLM2-135M-Instruct.Q4_1.gguf")
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs SmolLM2-135M-Instruct (scripts/fetch-smollm2.sh, or METRONOME_TEST_SMOLLM2): %v", err)
-	}
-	return path
+	return modeltest.SmolLM2(t)
 }
 
 type smolReference struct {

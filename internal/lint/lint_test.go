@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"internal/sched/schedtest": {"internal/sched", "internal/sched/oracle", "internal/kv"},
 	"internal/engine":          {"internal/kv", "internal/model"},
 	"internal/transfer":        {"internal/kv"},
+	"internal/model/modeltest": {"internal/model/known"},
 	"internal/bootstrap":       {"internal/api"},
 	"internal/router":          {"internal/bootstrap", "internal/api", "internal/metric"},
 	"internal/worker": {"internal/sched", "internal/kv", "internal/engine", "internal/model", "internal/transfer",

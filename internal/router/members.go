@@ -2,7 +2,6 @@ package router
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"slices"
@@ -25,7 +24,7 @@ type worker struct {
 
 	// Under table.mu.
 	standing standing
-	load     int64 // tokens outstanding
+	load     int64 // outstanding, in the unit of its role
 	legs     int   // open
 }
 
@@ -106,7 +105,7 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 			return nil, err
 		}
 		p := &t.pools[leg]
-		p.picker = newPicker(policy, rand.Uint64())
+		p.picker.policy = policy
 		for _, s := range c.urls {
 			w, err := parseWorker(Leg(leg), s)
 			if err != nil {
@@ -123,24 +122,6 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	return t, nil
 }
 
-// cost is what the request adds to each leg's load, in tokens as far as they can
-// be told without the tokenizer: the prefill computes the prompt, the decode
-// holds its pages and runs for as many tokens as are asked for.
-func (x *exchange) cost() [2]int64 {
-	prompt := int64(x.scan.PromptBytes)/bytesPerToken + 16*int64(x.items)
-	answer := int64(x.scan.MaxTokens)
-	if answer == 0 {
-		answer = usualAnswer
-	}
-	return [2]int64{prompt, prompt + min(answer, longAnswer)*int64(x.items)}
-}
-
-const (
-	bytesPerToken = 4     // of text, and of ids with their commas
-	usualAnswer   = 256   // tokens, where the request does not say
-	longAnswer    = 16384 // more is a bound that the client does not expect to reach
-)
-
 // pickPair chooses a worker for each leg and books the request's cost on both;
 // release gives it back. Neither is booked unless both are there. avoid lists,
 // by leg, workers that are not to be taken.
@@ -150,7 +131,7 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 	for leg := range t.pools {
 		p := &t.pools[leg]
 		for i, w := range p.workers {
-			p.seen[i] = candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), full: w.standing.full(now, w.legs), load: w.load}
+			p.seen[i] = candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), load: w.load}
 		}
 		i := p.picker.pick(p.seen)
 		if i < 0 {
@@ -161,7 +142,7 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 	for leg, w := range got {
 		w.load += cost[leg]
 		w.legs++
-		w.standing.picked(now)
+		w.standing.trial = w.standing.ejected
 	}
 	return got, nil
 }
@@ -171,6 +152,9 @@ func (t *table) release(w *worker, cost int64) {
 	t.mu.Lock()
 	w.load -= cost
 	w.legs--
+	if w.legs == 0 {
+		w.standing.trial = false
+	}
 	t.mu.Unlock()
 }
 
@@ -186,7 +170,7 @@ func (t *table) why(leg Leg, now time.Duration) string {
 	var b strings.Builder
 	out := 0
 	for _, w := range t.pools[leg].workers {
-		if w.standing.ready(now) {
+		if w.standing.usable(now) {
 			continue
 		}
 		if out++; out > 4 {
@@ -195,11 +179,7 @@ func (t *table) why(leg Leg, now time.Duration) string {
 		if out > 1 {
 			b.WriteString("; ")
 		}
-		state := w.standing.state()
-		if state == "ready" {
-			state = "failing"
-		}
-		fmt.Fprintf(&b, "%s is %s", w.name, state)
+		fmt.Fprintf(&b, "%s is %s", w.name, w.standing.state())
 		if w.standing.cause != "" {
 			fmt.Fprintf(&b, " (%s)", w.standing.cause)
 		}
@@ -227,14 +207,12 @@ func (t *table) spare(now time.Duration, avoid [2][]*worker) bool {
 	return true
 }
 
-// notReady says why no request can be served now, "" when one can. It goes by
-// what requests meet, too: a pool whose every worker fails them is not ready,
-// also when none of it may be ejected.
+// notReady says why no request can be served now, "" when one can.
 func (t *table) notReady(now time.Duration) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for leg := range t.pools {
-		if !slices.ContainsFunc(t.pools[leg].workers, func(w *worker) bool { return w.standing.ready(now) }) {
+		if !slices.ContainsFunc(t.pools[leg].workers, func(w *worker) bool { return w.standing.usable(now) }) {
 			return t.noneUsable(Leg(leg), now).Message
 		}
 	}
@@ -242,11 +220,11 @@ func (t *table) notReady(now time.Duration) string {
 }
 
 // served and blamed take in the fate of a leg.
-func (t *table) served(now time.Duration, w *worker) {
+func (t *table) served(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := w.standing.ejected
-	w.standing.served(now)
+	w.standing.served()
 	if was {
 		t.count()
 	}
@@ -272,11 +250,11 @@ func (t *table) blamed(now time.Duration, w *worker, v verdict) {
 }
 
 // probed takes in the end of a probe and tells whether it took the worker out.
-func (t *table) probed(now time.Duration, w *worker, seq uint64, cause string) (cameIn, wentOut bool) {
+func (t *table) probed(w *worker, seq uint64, cause string) (cameIn, wentOut bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := w.standing.up
-	w.standing.probed(now, seq, cause, t.failLimit)
+	w.standing.probed(seq, cause, t.failLimit)
 	t.count()
 	return w.standing.up && !was, was && !w.standing.up
 }

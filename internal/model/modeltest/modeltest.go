@@ -3,30 +3,25 @@
 package modeltest
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/metronome-serve/metronome/internal/model/known"
 )
 
-// smolSHA is the sha256 of the SmolLM2 file that scripts/fetch-smollm2.sh fetches.
-const smolSHA = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
 // SmolLM2 is the path of SmolLM2-135M-Instruct in Q4_1: that of the variable
-// METRONOME_TEST_SMOLLM2, or where scripts/fetch-smollm2.sh puts it. Without
-// the file it skips the test; a wrong file fails it.
+// METRONOME_TEST_SMOLLM2, or where metronome pull puts it. Without the file it
+// skips the test; a wrong file fails it.
 func SmolLM2(t testing.TB) string {
 	t.Helper()
 	path, err := findSmol()
 	if errors.Is(err, fs.ErrNotExist) && os.Getenv("METRONOME_TEST_SMOLLM2") == "" {
-		t.Skipf("needs SmolLM2-135M-Instruct: run scripts/fetch-smollm2.sh (%v)", err)
+		t.Skipf("needs SmolLM2-135M-Instruct: run metronome pull smollm2 (%v)", err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -36,27 +31,16 @@ func SmolLM2(t testing.TB) string {
 
 // findSmol checks the hash once a process.
 var findSmol = sync.OnceValues(func() (string, error) {
+	m, _ := known.Find("smollm2")
 	path := os.Getenv("METRONOME_TEST_SMOLLM2")
 	if path == "" {
-		cache := os.Getenv("XDG_CACHE_HOME")
-		if cache == "" {
-			cache = filepath.Join(os.Getenv("HOME"), ".cache")
+		dir, err := known.Dir()
+		if err != nil {
+			return "", err
 		}
-		path = filepath.Join(cache, "metronome", "models", smolSHA, "SmolLM2-135M-Instruct.Q4_1.gguf")
+		path = m.Path(dir)
 	}
-	h, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer h.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, h); err != nil {
-		return "", err
-	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != smolSHA {
-		return "", fmt.Errorf("%s has sha256 %s, %s would be right", path, got, smolSHA)
-	}
-	return path, nil
+	return path, m.Check(path)
 })
 
 // Path is the path of a file in the repository's testdata folder.
