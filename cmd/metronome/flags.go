@@ -70,13 +70,14 @@ type kvTimeout struct {
 }
 
 type routerOnly struct {
-	Policy         string        `help:"How a pair is chosen: round_robin or least_load." default:"least_load"`
+	Policy         string        `help:"How a worker is chosen: least_load, power_of_two, round_robin or random." default:"least_load"`
 	PrefillPolicy  string        `help:"The same for prefill workers alone." placeholder:"POLICY"`
 	DecodePolicy   string        `help:"The same for decode workers alone." placeholder:"POLICY"`
 	HealthInterval time.Duration `help:"Time between two probes of a worker." default:"500ms"`
 	HealthTimeout  time.Duration `help:"Total time of one probe." default:"1s"`
 	HealthFailures int           `help:"Failed probes in a row that take a worker out." default:"2"`
 	Retries        int           `help:"Other pairs that are tried while no byte has gone to the client." default:"2"`
+	MaxRequests    int           `help:"Requests that may run at a time; more are 429." default:"16384"`
 	MaxBody        Size          `help:"Largest request body." default:"32MiB"`
 	MaxEjected     Percent       `help:"Largest share of a pool that failing requests may take out." default:"50%"`
 	RequestTimeout time.Duration `help:"Longest life of a request." default:"600s"`
@@ -126,7 +127,7 @@ type upCmd struct {
 	Prefill int    `help:"Number of prefill workers." default:"1"`
 	Decode  int    `help:"Number of decode workers." default:"1"`
 	Port    int    `help:"Port of the router." default:"8000"`
-	Policy  string `help:"How the router chooses a pair: round_robin or least_load." default:"least_load"`
+	Policy  string `help:"How the router chooses a worker: least_load, power_of_two, round_robin or random." default:"least_load"`
 	Retries int    `help:"Other pairs that the router tries while no byte has gone to the client." default:"2"`
 	commonFlags
 	engineFlags

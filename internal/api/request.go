@@ -69,6 +69,7 @@ type Request struct {
 	Pairs   []Pairing // one for each item (prompt-major, then choice); nil: no room
 	DPRank  int       // the prefill's DP rank, -1: not named
 	ItemNum int       // len(Prompts) × N (chat: N)
+	Journal *Journal  // what the stream has said already, elsewhere; nil: it is new
 }
 
 // Limits of single fields, checked before anything is computed.
@@ -167,6 +168,7 @@ type parser struct {
 	ports          []int
 	rooms          []int64
 	returnLogprob  bool
+	journal        *string
 }
 
 func wrongType(field, want string) *Error {
@@ -220,6 +222,9 @@ func (p *parser) field(key string, val []byte) *Error {
 		return strs(key, val, MaxItems, 128, &p.r.RIDs)
 	case "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank":
 		return p.pairing(key, val)
+	case JournalField:
+		p.journal = new(string)
+		return str(key, val, p.journal)
 	}
 	if p.r.Kind == Generate {
 		return nil // SGLang keeps sampling in sampling_params
@@ -547,6 +552,12 @@ func (p *parser) finish() *Error {
 	}
 	if len(r.RIDs) > 1 && len(r.RIDs) != items {
 		return Errorf(InvalidRequest, "`rid` has %d entries for %d answers", len(r.RIDs), items)
+	}
+	if p.journal != nil {
+		var err *Error
+		if r.Journal, err = ParseJournal(*p.journal, items); err != nil {
+			return err
+		}
 	}
 	return p.pairs(items)
 }

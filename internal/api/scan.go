@@ -22,6 +22,7 @@ const (
 type Scanned struct {
 	Stream      bool
 	PromptBytes int // bytes of the values of messages, prompt, text and input_ids: an upper bound of the prompt's size
+	MaxTokens   int // of one choice, as the request says; 0: it does not, or not in a number that makes sense
 
 	body     []byte
 	model    span // the raw values, quotes and all; empty: absent
@@ -195,8 +196,8 @@ func (v *visitor) unique(key []byte) *Error {
 	return nil
 }
 
-// isPairing tells the fields that pair the two legs of a request, or choose a
-// rank or a peer for it. They are the router's to set: a client's own are
+// isPairing tells the fields that pair the two legs of a request, choose a
+// rank or a peer for it, or hand over what was said of its answer. They are the router's to set: a client's own are
 // removed. Names are folded as encoding/json folds them, because a worker may
 // read them so.
 func isPairing(key []byte) bool {
@@ -214,7 +215,7 @@ func isPairing(key []byte) bool {
 var pairingFields = [][]byte{
 	[]byte("bootstrap_host"), []byte("bootstrap_port"), []byte("bootstrap_room"), []byte("bootstrap_pair_key"),
 	[]byte("decode_tp_size"), []byte("routed_dp_rank"), []byte("data_parallel_rank"),
-	[]byte("disagg_prefill_dp_rank"), []byte("kv_transfer_params"),
+	[]byte("disagg_prefill_dp_rank"), []byte("kv_transfer_params"), []byte(JournalField),
 }
 
 // field takes up the fields a router reads.
@@ -253,8 +254,18 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 		s.sampling = val
 	case "n":
 		return s.choices("n", raw)
+	case "max_tokens", "max_completion_tokens":
+		s.maxTokens(raw)
 	}
 	return nil
+}
+
+// maxTokens notes how long an answer may become; what it says about it is the
+// worker's to judge.
+func (s *Scanned) maxTokens(raw []byte) {
+	if n, err := strconv.ParseInt(string(raw[:min(len(raw), 20)]), 10, 32); err == nil && n > 0 {
+		s.MaxTokens = int(n)
+	}
 }
 
 // choices takes up a number of choices. Nonsense below one is the worker's to
@@ -274,7 +285,7 @@ func (s *Scanned) choices(field string, raw []byte) *Error {
 	return nil
 }
 
-// samplingChoices looks for n inside sampling_params, which is an object or,
+// samplingChoices looks for n and max_new_tokens inside sampling_params, which is an object or,
 // for a batch, a list of objects that must agree: the first one counts.
 func (s *Scanned) samplingChoices() *Error {
 	b, i := s.body, s.sampling.off
@@ -293,8 +304,13 @@ func (s *Scanned) samplingChoices() *Error {
 		key := b[i+1 : end-1]
 		val := skipSpace(b, skipSpace(b, end)+1)
 		vend, _, _ := skipValue(b, val, 1)
-		if string(key) == "n" {
-			return s.choices("sampling_params.n", b[val:vend])
+		switch string(key) {
+		case "n":
+			if err := s.choices("sampling_params.n", b[val:vend]); err != nil {
+				return err
+			}
+		case "max_new_tokens":
+			s.maxTokens(b[val:vend])
 		}
 		if i = skipSpace(b, vend); b[i] == ',' {
 			i++
@@ -346,6 +362,8 @@ type Injection struct {
 	Port  int     // 0: null, the worker then uses its own setting
 	Rooms []int64 // one for each item, fresh for each attempt
 	Batch bool    // lists rather than scalars
+
+	Journal []byte // of the stream that the attempt goes on with, as JournalCutter gave it; nil: none
 }
 
 // Splice appends the body of one attempt to dst as a list of segments: the
@@ -355,6 +373,13 @@ type Injection struct {
 func (s *Scanned) Splice(dst [][]byte, buf []byte, p Injection) (segs [][]byte, text []byte, n int) {
 	mark := len(buf)
 	buf = appendPairing(buf, p)
+	if p.Journal != nil {
+		buf = append(buf, `,"`+JournalField+`":"`...)
+	}
+	cut := len(buf) // the journal comes here, and is not copied
+	if p.Journal != nil {
+		buf = append(buf, '"')
+	}
 	if s.kept {
 		buf = append(buf, ',')
 	}
@@ -365,7 +390,9 @@ func (s *Scanned) Splice(dst [][]byte, buf []byte, p Injection) (segs [][]byte, 
 		}
 	}
 	add(s.body[:s.open])
-	add(buf[mark:])
+	add(buf[mark:cut])
+	add(p.Journal)
+	add(buf[cut:])
 	at := s.open
 	for _, c := range s.cuts[:s.ncuts] {
 		add(s.body[at:c.off])

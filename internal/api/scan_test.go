@@ -291,3 +291,20 @@ func BenchmarkScan(b *testing.B) {
 		}
 	})
 }
+
+// How long an answer may become is read where it is a sensible number, and
+// never refused here.
+func TestScanMaxTokens(t *testing.T) {
+	for body, want := range map[string]int{
+		`{"max_tokens":7}`: 7, `{"max_completion_tokens":9,"x":1}`: 9,
+		`{"sampling_params":{"max_new_tokens":5}}`:           5,
+		`{"sampling_params":{"n":2,"max_new_tokens":5}}`:     5,
+		`{"sampling_params":[{"max_new_tokens":6},{"n":1}]}`: 6,
+		`{"max_tokens":null}`:                                0, `{"max_tokens":-1}`: 0, `{"max_tokens":1e3}`: 0, `{"max_tokens":"7"}`: 0,
+		`{"max_tokens":99999999999999999999999}`: 0, `{}`: 0,
+	} {
+		if s, err := Scan([]byte(body)); err != nil || s.MaxTokens != want {
+			t.Errorf("%s: %d (%v), want %d", body, s.MaxTokens, err, want)
+		}
+	}
+}

@@ -16,22 +16,31 @@ import (
 // Revision, and then new values here.
 func TestGolden(t *testing.T) {
 	want := map[string]string{
-		"F32 f16":  "9237ad9fa39687f9",
-		"F16 f32":  "a35141d2047ac6a3",
-		"Q8_0 f16": "1e1e1150db09844a",
-		"Q4_1 f16": "e416df229d867320",
-		"Q4_1 f32": "a3b0415b3170e1f4",
+		"F32 f16":  "f694c729623c4eaf",
+		"F16 f32":  "d628c174992a6028",
+		"BF16 f16": "7856a6e6d47579ab",
+		"Q4_0 f16": "4569f82dca97d703",
+		"Q4_1 f16": "c7091a7e009c45f1",
+		"Q4_1 f32": "de58be0172ab49c9",
+		"Q5_0 f16": "307ed79b53ad768e",
+		"Q5_1 f16": "be1137193a566335",
+		"Q8_0 f16": "0ddf39e9fa62f11b",
 		"tiny f16": "7d6222f3bae9ff7d",
 		"draws":    "608c55defb4b3b74",
 	}
 	got := map[string]string{
-		"F32 f16":  golden(t, smallWeights(kernels.F32), "f16"),
 		"F16 f32":  golden(t, smallWeights(kernels.F16), "f32"),
-		"Q8_0 f16": golden(t, smallWeights(kernels.Q8_0), "f16"),
-		"Q4_1 f16": golden(t, smallWeights(kernels.Q4_1), "f16"),
 		"Q4_1 f32": golden(t, smallWeights(kernels.Q4_1), "f32"),
 		"tiny f16": golden(t, builtin(t), "f16"),
 		"draws":    goldenDraws(t),
+	}
+	for _, typ := range weightTypes {
+		if typ != kernels.F16 {
+			got[typ.String()+" f16"] = golden(t, smallWeights(typ), "f16")
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d results, want %d", len(got), len(want))
 	}
 	for name, w := range want {
 		if got[name] != w {

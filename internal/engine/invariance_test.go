@@ -53,12 +53,28 @@ func smallWeights(typ kernels.Type) *Weights {
 	return w
 }
 
+// weightTypes are the weight types that small models are made of.
+var weightTypes = []kernels.Type{kernels.F32, kernels.F16, kernels.BF16, kernels.Q4_0, kernels.Q4_1, kernels.Q5_0, kernels.Q5_1, kernels.Q8_0}
+
+// smallMatrix has random weights of about the size that keeps a signal's.
 func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matrix {
 	data := make([]byte, typ.RowBytes(cols)*rows)
 	scale := 1 / math.Sqrt(float64(cols))
-	half := func(b []byte, f float64) { binary.LittleEndian.PutUint16(b, kernels.F32ToF16(float32(f))) }
 	for i := range data {
 		data[i] = byte(rnd.Uint32())
+	}
+	half := func(b []byte, f float64) { binary.LittleEndian.PutUint16(b, kernels.F32ToF16(float32(f))) }
+	// blocks sets the scale of each block, for weights of so many different
+	// values, and a minimum that lets them be about as much below zero as above.
+	blocks := func(values float64, min bool) {
+		n := typ.RowBytes(32)
+		for b := data; len(b) > 0; b = b[n:] {
+			d := scale * 4 / values * rnd.Float64()
+			half(b, d)
+			if min {
+				half(b[2:], -d*(values-1)/2)
+			}
+		}
 	}
 	switch typ {
 	case kernels.F32:
@@ -69,16 +85,16 @@ func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matri
 		for i := 0; i < len(data); i += 2 {
 			half(data[i:], rnd.NormFloat64()*scale)
 		}
+	case kernels.BF16:
+		for i := 0; i < len(data); i += 2 {
+			binary.LittleEndian.PutUint16(data[i:], uint16(math.Float32bits(float32(rnd.NormFloat64()*scale))>>16))
+		}
+	case kernels.Q4_0, kernels.Q4_1:
+		blocks(16, typ == kernels.Q4_1)
+	case kernels.Q5_0, kernels.Q5_1:
+		blocks(32, typ == kernels.Q5_1)
 	case kernels.Q8_0:
-		for i := 0; i < len(data); i += 34 {
-			half(data[i:], scale/64*rnd.Float64())
-		}
-	case kernels.Q4_1:
-		for i := 0; i < len(data); i += 20 {
-			d := scale / 4 * rnd.Float64()
-			half(data[i:], d)
-			half(data[i+2:], -7.5*d)
-		}
+		blocks(256, false)
 	}
 	m, err := kernels.NewMatrix(typ, rows, cols, data)
 	if err != nil {
@@ -134,13 +150,13 @@ func TestInvariance(t *testing.T) {
 		n     int
 	}
 	weights := map[kernels.Type]*Weights{}
-	for _, typ := range []kernels.Type{kernels.F16, kernels.F32, kernels.Q8_0, kernels.Q4_1} {
+	for _, typ := range weightTypes {
 		weights[typ] = smallWeights(typ)
 	}
 	known := map[key]*sequence{}
 	rapid.Check(t, func(rt *rapid.T) {
 		k := key{
-			rapid.SampledFrom([]kernels.Type{kernels.F16, kernels.F32, kernels.Q8_0, kernels.Q4_1}).Draw(rt, "type"),
+			rapid.SampledFrom(weightTypes).Draw(rt, "type"),
 			rapid.SampledFrom([]string{"f16", "f32"}).Draw(rt, "dtype"), rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
 		}
 		w := weights[k.typ]
@@ -293,6 +309,26 @@ func TestNewRefuses(t *testing.T) {
 			e.Close()
 			t.Errorf("New took %+v", c)
 		}
+	}
+}
+
+// TestFormatsAgree: what a file may hold is what can be computed, in the same
+// number of bytes.
+func TestFormatsAgree(t *testing.T) {
+	known := 0
+	for n := range 256 {
+		values, bytes := model.Type(n).Block()
+		size := 256
+		if values > 0 {
+			known++
+			size = 256 / values * bytes
+		}
+		if _, err := kernels.NewMatrix(kernels.Type(n), 1, 256, make([]byte, size)); (err == nil) != (values > 0) {
+			t.Errorf("%v: %d values in %d bytes, but %v", model.Type(n), values, bytes, err)
+		}
+	}
+	if known != len(weightTypes) {
+		t.Errorf("%d types, %d are tested", known, len(weightTypes))
 	}
 }
 

@@ -86,20 +86,7 @@ func (l *loader) matrix(name string, rows, cols int) kernels.Matrix {
 	if !ok {
 		return l.fail(name, "is missing")
 	}
-	var kind kernels.Type
-	switch t.Type {
-	case model.F32:
-		kind = kernels.F32
-	case model.F16:
-		kind = kernels.F16
-	case model.Q8_0:
-		kind = kernels.Q8_0
-	case model.Q4_1:
-		kind = kernels.Q4_1
-	default:
-		return l.fail(name, "has type %v; F32, F16, Q8_0 and Q4_1 can be computed", t.Type)
-	}
-	m, err := kernels.NewMatrix(kind, rows, cols, t.Data)
+	m, err := kernels.NewMatrix(kernels.Type(t.Type), rows, cols, t.Data)
 	if err != nil {
 		return l.fail(name, "%w", err)
 	}

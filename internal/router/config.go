@@ -16,13 +16,14 @@ import (
 type Config struct {
 	Prefill       []string      // URL or URL,BOOTSTRAP_PORT
 	Decode        []string      // URL
-	Policy        string        // round_robin or least_load, for both legs
+	Policy        string        // least_load, power_of_two, round_robin or random, for both legs
 	PrefillPolicy string        // "": Policy
 	DecodePolicy  string        // "": Policy
 	HealthEvery   time.Duration // from the start of one probe of a worker to the start of the next
 	HealthTimeout time.Duration // for one probe
 	HealthFails   int           // failed probes in a row that take a worker out
 	Retries       int           // further pairs tried for one request while the client has had no byte; 0: none
+	MaxRequests   int           // in flight at a time, 429 beyond
 	MaxBody       int64         // bytes of a request's body
 	MaxEjected    float64       // share of a pool, 0 to 1, that failing requests may take out; failed probes are not capped
 	Drain         time.Duration // how long running requests may go on after a stop
@@ -33,7 +34,6 @@ type Config struct {
 	IdleTimeout    time.Duration // silence of a decode whose answer has begun; 60 s
 	WriteTimeout   time.Duration // a client that takes nothing; 60 s, at least half of it in any case
 	BodyTimeout    time.Duration // a client that is slow to send its body; 60 s
-	MaxRequests    int           // in flight at a time, 429 beyond; 16384
 	MaxBodies      int64         // bytes of request bodies held at a time, 429 beyond; 1 GiB
 
 	Log *slog.Logger // nil: none. Its handler must not block
@@ -50,6 +50,7 @@ func Default() Config {
 		HealthTimeout: time.Second,
 		HealthFails:   2,
 		Retries:       2,
+		MaxRequests:   16384,
 		MaxBody:       32 << 20,
 		MaxEjected:    0.5,
 		Drain:         20 * time.Second,
@@ -77,9 +78,6 @@ func (c *Config) check() error {
 			return fmt.Errorf("%s is %v; it must be more than zero", d.name, *d.v)
 		}
 	}
-	if c.MaxRequests == 0 {
-		c.MaxRequests = 16384
-	}
 	if c.MaxBodies == 0 {
 		c.MaxBodies = 1 << 30
 	}
@@ -88,6 +86,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("health-failures is %d; it must be at least 1", c.HealthFails)
 	case c.Retries < 0:
 		return fmt.Errorf("retries is %d; it must be at least 0", c.Retries)
+	case c.MaxRequests < 1:
+		return fmt.Errorf("max-requests is %d; it must be at least 1", c.MaxRequests)
 	case c.MaxBody < 1:
 		return fmt.Errorf("max-body is %d; it must be at least 1 byte", c.MaxBody)
 	case c.MaxEjected < 0 || c.MaxEjected > 1:

@@ -79,6 +79,7 @@ type verdict struct {
 	health bool       // counts against that worker
 	down   bool       // that worker says it is starting or draining: out until a probe succeeds
 	retry  bool       // another pair may do better
+	free   bool       // ... and it takes nothing from the retry budget: the worker does no work
 	err    *api.Error // what the client hears when this was the last pair
 	pass   *answer    // or this, unchanged
 }
@@ -89,7 +90,8 @@ type verdict struct {
 func judge(leg Leg, worker string, f fault) verdict {
 	v := verdict{blamed: true, blame: leg, health: true, retry: true}
 	if f.kind != faultStatus {
-		v.health = f.kind != faultOut // its probes have seen to that
+		v.free = f.kind == faultOut
+		v.health = !v.free // its probes have seen to that
 		v.err = api.Errorf(leg.unreachable(), "%s %s: %s", leg, worker, f.text)
 		return v
 	}

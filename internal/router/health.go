@@ -50,7 +50,7 @@ func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, err erro
 	if err != nil {
 		cause = err.Error()
 	}
-	in, out := r.table.probed(w, seq, cause)
+	in, out := r.table.probed(r.now(), w, seq, cause)
 	switch {
 	case in:
 		r.cfg.Log.Info("worker is in", "role", w.role.String(), "worker", w.name)

@@ -76,17 +76,24 @@ func TestStoppedPrefill(t *testing.T) {
 			}
 			io.WriteString(w, whole)
 		}
-		for range 2 {
-			got := f.post("/generate", ask)
-			if got.status != 200 || got.took > 3*time.Second {
+		// More than the retry budget: moving away from a worker that does nothing
+		// multiplies no load.
+		answers := make(chan reply)
+		const many = 3 * budgetTenths / 10
+		for range many {
+			go func() { answers <- f.post("/generate", ask) }()
+		}
+		for range many {
+			if got := <-answers; got.status != 200 || got.took > 3*time.Second {
 				t.Fatalf("%+v", got)
 			}
 		}
 		began := time.Now()
 		f.p[0].setHealth(nil)
 		f.p[0].serve = prefilled
-		f.d[0].serve = answers(whole)
-		until(t, 2*time.Second, func() bool { return f.post("/generate", ask).status == 200 && len(f.p[0].requests()) > 1 })
+		f.d[0].serve = func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) { io.WriteString(w, whole) }
+		before := len(f.p[0].requests())
+		until(t, 2*time.Second, func() bool { return f.post("/generate", ask).status == 200 && len(f.p[0].requests()) > before })
 		t.Logf("used again after %v", time.Since(began))
 	})
 }
@@ -137,6 +144,9 @@ func TestEjection(t *testing.T) {
 		for range 4 {
 			f.post("/v1/chat/completions", chat)
 		}
+		if why := f.ready(); why != "" {
+			t.Error(why)
+		}
 		if n := len(f.p[0].requests()) - before; n != 2 {
 			t.Errorf("%d of 4 legs after it healed", n)
 		}
@@ -146,6 +156,11 @@ func TestEjection(t *testing.T) {
 				t.Fatalf("%+v: with both failing, one must stay to tell", got)
 			}
 		}
+		if why := f.ready(); !strings.Contains(why, "http://p1:1 is failing (prefill http://p1:1 answered 500: x)") {
+			t.Errorf("ready although every request fails: %q", why)
+		}
+		f.p[0].serve, f.p[1].serve = prefilled, prefilled
+		until(t, doubtFor+time.Second, func() bool { return f.ready() == "" })
 	})
 }
 

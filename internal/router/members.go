@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"slices"
@@ -24,7 +25,7 @@ type worker struct {
 
 	// Under table.mu.
 	standing standing
-	load     int64 // outstanding, in the unit of its role
+	load     int64 // tokens outstanding
 	legs     int   // open
 }
 
@@ -105,7 +106,7 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 			return nil, err
 		}
 		p := &t.pools[leg]
-		p.picker.policy = policy
+		p.picker = newPicker(policy, rand.Uint64())
 		for _, s := range c.urls {
 			w, err := parseWorker(Leg(leg), s)
 			if err != nil {
@@ -122,6 +123,24 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	return t, nil
 }
 
+// cost is what the request adds to each leg's load, in tokens as far as they can
+// be told without the tokenizer: the prefill computes the prompt, the decode
+// holds its pages and runs for as many tokens as are asked for.
+func (x *exchange) cost() [2]int64 {
+	prompt := int64(x.scan.PromptBytes)/bytesPerToken + 16*int64(x.items)
+	answer := int64(x.scan.MaxTokens)
+	if answer == 0 {
+		answer = usualAnswer
+	}
+	return [2]int64{prompt, prompt + min(answer, longAnswer)*int64(x.items)}
+}
+
+const (
+	bytesPerToken = 4     // of text, and of ids with their commas
+	usualAnswer   = 256   // tokens, where the request does not say
+	longAnswer    = 16384 // more is a bound that the client does not expect to reach
+)
+
 // pickPair chooses a worker for each leg and books the request's cost on both;
 // release gives it back. Neither is booked unless both are there. avoid lists,
 // by leg, workers that are not to be taken.
@@ -131,7 +150,7 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 	for leg := range t.pools {
 		p := &t.pools[leg]
 		for i, w := range p.workers {
-			p.seen[i] = candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), load: w.load}
+			p.seen[i] = candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), full: w.standing.full(now, w.legs), load: w.load}
 		}
 		i := p.picker.pick(p.seen)
 		if i < 0 {
@@ -142,7 +161,7 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 	for leg, w := range got {
 		w.load += cost[leg]
 		w.legs++
-		w.standing.trial = w.standing.ejected
+		w.standing.picked(now)
 	}
 	return got, nil
 }
@@ -152,9 +171,6 @@ func (t *table) release(w *worker, cost int64) {
 	t.mu.Lock()
 	w.load -= cost
 	w.legs--
-	if w.legs == 0 {
-		w.standing.trial = false
-	}
 	t.mu.Unlock()
 }
 
@@ -170,7 +186,7 @@ func (t *table) why(leg Leg, now time.Duration) string {
 	var b strings.Builder
 	out := 0
 	for _, w := range t.pools[leg].workers {
-		if w.standing.usable(now) {
+		if w.standing.ready(now) {
 			continue
 		}
 		if out++; out > 4 {
@@ -179,7 +195,11 @@ func (t *table) why(leg Leg, now time.Duration) string {
 		if out > 1 {
 			b.WriteString("; ")
 		}
-		fmt.Fprintf(&b, "%s is %s", w.name, w.standing.state())
+		state := w.standing.state()
+		if state == "ready" {
+			state = "failing"
+		}
+		fmt.Fprintf(&b, "%s is %s", w.name, state)
 		if w.standing.cause != "" {
 			fmt.Fprintf(&b, " (%s)", w.standing.cause)
 		}
@@ -207,12 +227,14 @@ func (t *table) spare(now time.Duration, avoid [2][]*worker) bool {
 	return true
 }
 
-// notReady says why no request can be served now, "" when one can.
+// notReady says why no request can be served now, "" when one can. It goes by
+// what requests meet, too: a pool whose every worker fails them is not ready,
+// also when none of it may be ejected.
 func (t *table) notReady(now time.Duration) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for leg := range t.pools {
-		if !slices.ContainsFunc(t.pools[leg].workers, func(w *worker) bool { return w.standing.usable(now) }) {
+		if !slices.ContainsFunc(t.pools[leg].workers, func(w *worker) bool { return w.standing.ready(now) }) {
 			return t.noneUsable(Leg(leg), now).Message
 		}
 	}
@@ -220,11 +242,11 @@ func (t *table) notReady(now time.Duration) string {
 }
 
 // served and blamed take in the fate of a leg.
-func (t *table) served(w *worker) {
+func (t *table) served(now time.Duration, w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := w.standing.ejected
-	w.standing.served()
+	w.standing.served(now)
 	if was {
 		t.count()
 	}
@@ -250,11 +272,11 @@ func (t *table) blamed(now time.Duration, w *worker, v verdict) {
 }
 
 // probed takes in the end of a probe and tells whether it took the worker out.
-func (t *table) probed(w *worker, seq uint64, cause string) (cameIn, wentOut bool) {
+func (t *table) probed(now time.Duration, w *worker, seq uint64, cause string) (cameIn, wentOut bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := w.standing.up
-	w.standing.probed(seq, cause, t.failLimit)
+	w.standing.probed(now, seq, cause, t.failLimit)
 	t.count()
 	return w.standing.up && !was, was && !w.standing.up
 }

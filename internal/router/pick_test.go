@@ -7,15 +7,19 @@ import (
 	"time"
 )
 
-func TestPick(t *testing.T) {
-	pool := func(s string) (c []candidate) { // a number: its load; x: not usable
-		for _, w := range strings.Fields(s) {
-			var load int64
-			_, err := fmt.Sscan(w, &load)
-			c = append(c, candidate{usable: err == nil, load: load})
-		}
-		return c
+// poolOf reads a pool: a number is a worker's load, x is one that is not usable,
+// a number with ! one whose ramp is full.
+func poolOf(s string) (c []candidate) {
+	for _, w := range strings.Fields(s) {
+		var load int64
+		n, full := strings.CutSuffix(w, "!")
+		_, err := fmt.Sscan(n, &load)
+		c = append(c, candidate{usable: err == nil, full: full, load: load})
 	}
+	return c
+}
+
+func TestPick(t *testing.T) {
 	for _, c := range []struct {
 		policy Policy
 		pool   string
@@ -23,37 +27,74 @@ func TestPick(t *testing.T) {
 	}{
 		{RoundRobin, "5 0 0", "012012"},
 		{RoundRobin, "0 x 0", "020202"},
+		{RoundRobin, "0 0! 0", "020202"},
+		{RoundRobin, "0! x 0!", "020202"},
 		{RoundRobin, "x", "------"},
 		{LeastLoad, "5 1 3", "111111"},
 		{LeastLoad, "1 x 0", "222222"},
+		{LeastLoad, "1 0! 2", "000000"},
+		{LeastLoad, "x 3! x", "111111"},
 		{LeastLoad, "2 2 7 2", "013013"},
 		{LeastLoad, "", "------"},
+		{Random, "x 9 x", "111111"},
+		{Random, "x x", "------"},
+		{PowerOfTwo, "9 x 1", "222222"},
+		{PowerOfTwo, "x 9 x", "111111"},
+		{PowerOfTwo, "", "------"},
 	} {
-		p := picker{policy: c.policy}
+		p := newPicker(c.policy, 1)
 		var got strings.Builder
 		for range 6 {
-			i := p.pick(pool(c.pool))
+			i := p.pick(poolOf(c.pool))
 			got.WriteString(strings.ReplaceAll(fmt.Sprint(i), "-1", "-"))
 		}
 		if got.String() != c.want {
-			t.Errorf("policy %d over %q: %s, want %s", c.policy, c.pool, got.String(), c.want)
+			t.Errorf("%s over %q: %s, want %s", policies[c.policy], c.pool, got.String(), c.want)
 		}
 	}
 }
 
-// A burst spreads: load is booked when a leg is sent, not when it is reported.
-func TestBurstSpreads(t *testing.T) {
-	p := picker{policy: LeastLoad}
-	pool := make([]candidate, 3)
-	for i := range pool {
-		pool[i].usable = true
+// How often each worker is taken, by a policy that draws, from a fixed seed.
+func TestPickDraws(t *testing.T) {
+	for _, c := range []struct {
+		policy Policy
+		pool   string
+		least  []int // of 6000 picks
+		most   []int
+	}{
+		{Random, "9 0 0", []int{1850, 1850, 1850}, []int{2150, 2150, 2150}},
+		// The most loaded of three is never the better of two, the least loaded
+		// is in two draws of three.
+		{PowerOfTwo, "9 5 0", []int{0, 1850, 3850}, []int{0, 2150, 4150}},
+		{PowerOfTwo, "0 0 0", []int{1850, 1850, 1850}, []int{2150, 2150, 2150}},
+	} {
+		p := newPicker(c.policy, 7)
+		pool, got := poolOf(c.pool), make([]int, 3)
+		for range 6000 {
+			got[p.pick(pool)]++
+		}
+		for i, n := range got {
+			if n < c.least[i] || n > c.most[i] {
+				t.Errorf("%s over %q: %v, want between %v and %v", policies[c.policy], c.pool, got, c.least, c.most)
+				break
+			}
+		}
 	}
-	for range 40 {
-		pool[p.pick(pool)].load++
-	}
-	for i, c := range pool {
-		if c.load < 13 || c.load > 14 {
-			t.Errorf("worker %d has %d of 40", i, c.load)
+}
+
+// F-42: a burst spreads, for load is booked when a leg is sent and given back
+// when it ends, not when its answer begins; and equals take turns.
+func TestF42BurstSpreads(t *testing.T) {
+	for policy, most := range map[Policy]int64{LeastLoad: 14, RoundRobin: 14, PowerOfTwo: 17} {
+		p := newPicker(policy, 3)
+		pool := poolOf("0 0 0")
+		for range 40 {
+			pool[p.pick(pool)].load++
+		}
+		for i, c := range pool {
+			if c.load < 40-2*most || c.load > most {
+				t.Errorf("%s: worker %d has %d of 40", policies[policy], i, c.load)
+			}
 		}
 	}
 }
@@ -67,40 +108,80 @@ func TestStanding(t *testing.T) {
 		}
 	}
 	see("at first", "starting")
-	s.probed(1, "refused", 2)
+	s.probed(0, 1, "refused", 2)
 	see("one failed probe", "out")
-	s.probed(2, "", 2)
+	s.probed(0, 2, "", 2)
 	see("one good probe", "ready")
-	s.probed(4, "slow", 2)
+	s.probed(0, 4, "slow", 2)
 	see("one failed probe", "ready")
-	s.probed(3, "slow", 2)
+	s.probed(0, 3, "slow", 2)
 	see("an older probe's failure", "ready")
-	s.probed(5, "slow", 2)
+	s.probed(0, 5, "slow", 2)
 	see("two in a row", "out")
-	s.probed(6, "", 2)
+	s.probed(0, 6, "", 2)
+	at := 10 * time.Second
 	for range ejectStreak {
-		s.failed(10*time.Second, "500", true)
+		s.failed(at, "500", true)
 	}
 	see("three failed legs", "ejected")
-	if s.usable(10*time.Second+ejectFor-1) || !s.usable(10*time.Second+ejectFor) {
+	if s.usable(at+ejectFor-1) || !s.usable(at+ejectFor) {
 		t.Error("ejected for another time than ejectFor")
 	}
-	s.trial = true
-	if s.usable(time.Hour) {
-		t.Error("two trials at a time")
+	if s.ready(at+doubtFor-1) || !s.ready(at+doubtFor) {
+		t.Error("in doubt for another time than doubtFor")
 	}
-	s.failed(20*time.Second, "500", false)
-	if s.usable(20 * time.Second) {
-		t.Error("a failed trial lets it in")
+	at += ejectFor
+	s.picked(at)
+	if s.usable(at+ejectFor-1) || !s.usable(at+ejectFor) {
+		t.Error("a trial that does not end must let the next one through after ejectFor, not before")
 	}
-	s.served()
+	s.failed(at+ejectFor/2, "500", false)
+	if s.usable(at+ejectFor-1) || !s.usable(at+ejectFor) {
+		t.Error("a failed trial changes when the next one is")
+	}
+	s.served(at)
 	see("a good trial", "ready")
+	if !s.ready(at) {
+		t.Error("a good trial leaves a doubt")
+	}
 	for range ejectStreak {
-		s.failed(0, "500", false)
+		s.failed(at, "500", false)
 	}
 	see("failures when the pool cannot spare it", "ready")
+	if s.ready(at) || !s.usable(at) {
+		t.Error("a worker that cannot be spared is used, and is not ready")
+	}
 	s.down("draining", 2)
 	see("its own word", "out")
+}
+
+// A worker that comes in may have a few legs open, and one more for each that
+// did well; after a while it is taken for warm.
+func TestRamp(t *testing.T) {
+	var s standing
+	at := time.Minute
+	s.probed(at, 1, "", 2)
+	room := func(open int, want bool) {
+		t.Helper()
+		if s.full(at, open) == want {
+			t.Errorf("with %d open: full is %v", open, !want)
+		}
+	}
+	room(rampLegs-1, true)
+	room(rampLegs, false)
+	s.served(at)
+	room(rampLegs, true)
+	room(rampLegs+1, false)
+	s.probed(at, 2, "", 2) // it was in already
+	room(rampLegs, true)
+	at += rampFor
+	room(1000, true)
+	for range ejectStreak {
+		s.failed(at, "500", true)
+	}
+	s.served(at)
+	room(rampLegs, true) // the leg that brought it back counts
+	room(rampLegs+1, false)
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -121,7 +202,7 @@ func TestNewRefuses(t *testing.T) {
 		{func(c *Config) { c.Prefill = []string{"http://x:1,70000"} }, "no bootstrap port"},
 		{func(c *Config) { c.Prefill = []string{"http://x:1", "http://x:1/"} }, "given twice"},
 		{func(c *Config) { c.Decode = []string{"http://x:1,8998"} }, "a decode worker has no bootstrap port"},
-		{func(c *Config) { c.Policy = "cache_aware" }, "cache_aware is not built yet"},
+		{func(c *Config) { c.Policy = "cache_aware" }, "cache_aware is not built yet; take least_load, power_of_two, round_robin or random"},
 		{func(c *Config) { c.DecodePolicy = "best" }, `unknown policy "best"`},
 		{func(c *Config) { c.HealthEvery = 0 }, "health-interval is 0s"},
 		{func(c *Config) { c.HealthFails = 0 }, "health-failures"},

@@ -99,7 +99,7 @@ func (x *exchange) stepLocked(ev event) {
 		case actEnd:
 			x.endLeg(a)
 		case actServed:
-			x.r.table.served(x.cur.workers[a.leg])
+			x.r.table.served(now, x.cur.workers[a.leg])
 		case actBlame:
 			w := x.cur.workers[a.leg]
 			x.avoid[a.leg] = append(x.avoid[a.leg], w)
@@ -116,10 +116,11 @@ func (x *exchange) stepLocked(ev event) {
 }
 
 // pick answers actPick. Further attempts are taken from a budget that all
-// requests share, so that retries cannot multiply an overload.
+// requests share, so that retries cannot multiply an overload; a move away from
+// a worker that went out is free, for that worker does no work.
 func (x *exchange) pick(now time.Duration) event {
 	x.dropUntaken()
-	if x.pair.attempt > 0 && !x.r.budget.take() {
+	if x.pair.attempt > 0 && !x.pair.last.free && !x.r.mayRetry() {
 		return event{kind: evNone}
 	}
 	got, err := x.r.table.pickPair(now, x.cost(), x.avoid)
@@ -141,12 +142,6 @@ func (x *exchange) dropUntaken() {
 		x.cur.cancel[Decode](errLegOver)
 		x.r.table.release(x.cur.workers[Decode], x.cost()[Decode])
 	}
-}
-
-// cost is what the request adds to each leg's load: the prefill computes the
-// prompt, the decode runs a row for each item.
-func (x *exchange) cost() [2]int64 {
-	return [2]int64{int64(x.scan.PromptBytes + 64*x.items), int64(x.items)}
 }
 
 // dispatch sends both legs: it starts the prefill's goroutine; the client's

@@ -36,7 +36,6 @@ func (r *Router) generate(kind api.Kind) http.HandlerFunc {
 // memory, what has to be known of it out of the body.
 func (x *exchange) open() *api.Error {
 	r := x.r
-	r.budget.earn()
 	limit, err := r.timeLimit(x.req)
 	if err != nil {
 		return err
@@ -63,16 +62,21 @@ func (x *exchange) open() *api.Error {
 // stopping.
 func (r *Router) enter(x *exchange) *api.Error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.draining.Load() {
+	n, draining := len(r.live), r.draining.Load()
+	ok := n < r.cfg.MaxRequests && !draining
+	if ok {
+		r.live[x] = struct{}{}
+		r.budget.earn()
+	}
+	r.mu.Unlock()
+	if ok {
+		return nil
+	}
+	if draining {
 		x.w.Header().Set("Connection", "close")
 		return api.Errorf(api.Draining, "the router is stopping; send the request again")
 	}
-	if len(r.live) >= r.cfg.MaxRequests {
-		return api.Errorf(api.Overloaded, "%d requests are running, which is the most this router takes", len(r.live))
-	}
-	r.live[x] = struct{}{}
-	return nil
+	return r.overloaded("%d requests are running, which is the most this router takes (--max-requests)", n)
 }
 
 // firstRead is how much of a body must have come before memory for all of what
@@ -130,7 +134,7 @@ func tooLarge(most int64) *api.Error {
 func (x *exchange) hold(n int64) *api.Error {
 	x.held += n
 	if x.r.bodies.Add(n) > x.r.cfg.MaxBodies {
-		return api.Errorf(api.Overloaded, "request bodies take up more than %d bytes, which is the most this router holds", x.r.cfg.MaxBodies)
+		return x.r.overloaded("request bodies take up more than %d bytes, which is the most this router holds", x.r.cfg.MaxBodies)
 	}
 	return nil
 }
@@ -150,8 +154,12 @@ func (x *exchange) close(err *api.Error) {
 	if x.timer != nil {
 		x.timer.Stop()
 	}
+	now := r.now()
 	r.mu.Lock()
-	delete(r.live, x)
+	if _, ok := r.live[x]; ok {
+		delete(r.live, x)
+		r.pace.ended(now)
+	}
 	r.mu.Unlock()
 	r.bodies.Add(-x.held)
 	x.mu.Lock()
@@ -159,7 +167,7 @@ func (x *exchange) close(err *api.Error) {
 	if err == nil {
 		err = x.pair.end
 	}
-	took := r.now() - x.began
+	took := now - x.began
 	code := "ok"
 	if err != nil {
 		code = string(err.Code)
@@ -199,6 +207,5 @@ func (x *exchange) workerOut(w *worker) {
 	now := x.r.now()
 	avoid := x.avoid
 	avoid[leg] = append(slices.Clone(avoid[leg]), w)
-	spare := !x.r.budget.empty() && x.r.table.spare(now, avoid)
-	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: spare})
+	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: x.r.table.spare(now, avoid)})
 }

@@ -39,7 +39,6 @@ type Router struct {
 	metrics   *metric.Set
 	transport http.RoundTripper // legs
 	probes    http.RoundTripper // a pool of its own: a busy leg's connection is no probe's
-	budget    budget
 	start     time.Time
 	handler   http.Handler
 
@@ -49,8 +48,10 @@ type Router struct {
 	draining atomic.Bool
 	bodies   atomic.Int64 // bytes of bodies held
 
-	mu   sync.Mutex
-	live map[*exchange]struct{}
+	mu     sync.Mutex
+	live   map[*exchange]struct{}
+	budget budget
+	pace   pace
 }
 
 // New makes a router from a checked configuration. The error says what is wrong
@@ -59,8 +60,7 @@ func New(cfg Config) (*Router, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}}
-	r.budget.fill()
+	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}, budget: newBudget()}
 	var err error
 	if r.table, err = newTable(&cfg, r.metrics); err != nil {
 		return nil, err
@@ -171,6 +171,25 @@ func (r *Router) endAll() {
 	}
 }
 
+// mayRetry tells whether the budget that all requests share has a further
+// attempt, and takes it.
+func (r *Router) mayRetry() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.budget.take()
+}
+
+// overloaded refuses a request, with a Retry-After from the pace at which
+// requests end.
+func (r *Router) overloaded(format string, args ...any) *api.Error {
+	e := api.Errorf(api.Overloaded, format, args...)
+	now := r.now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.RetryAfter = r.pace.retryAfter(now, len(r.live))
+	return e
+}
+
 func (r *Router) running() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,31 +244,6 @@ func closeFlagged(c net.Conn, s http.ConnState) {
 	if cc, ok := c.(*clientConn); ok && s == http.StateIdle && cc.closing.Load() {
 		cc.Close()
 	}
-}
-
-// budget bounds further attempts to a tenth of all requests, after a first
-// allowance.
-type budget struct{ tenths atomic.Int64 }
-
-const budgetTenths = 1000 // 100 further attempts at once
-
-func (b *budget) fill() { b.tenths.Store(budgetTenths) }
-
-// earn is called once for each request.
-func (b *budget) earn() {
-	if b.tenths.Add(1) > budgetTenths {
-		b.tenths.Add(-1)
-	}
-}
-
-func (b *budget) empty() bool { return b.tenths.Load() < 10 }
-
-func (b *budget) take() bool {
-	if b.tenths.Add(-10) < 0 {
-		b.tenths.Add(10)
-		return false
-	}
-	return true
 }
 
 // routes is every path that the router serves.

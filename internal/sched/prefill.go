@@ -44,7 +44,7 @@ type Prefill struct {
 type prefillReq struct {
 	id        ReqID
 	phase     Phase
-	arrival   uint64 // recomputes before all others: their answers have begun
+	arrival   uint64 // those whose answers have begun before all others
 	prompt    []int32
 	room      int64
 	index     int
@@ -286,7 +286,7 @@ func (p *Prefill) record(s *SubmitPrefill) *prefillReq {
 		id: s.Req, arrival: p.arrivals, prompt: s.Prompt, room: s.Room, index: s.Index, maxHit: s.MaxHit,
 		deadline: s.Deadline, bootstrap: p.now + p.cfg.BootstrapTimeout, key: s.Grant, row: -1,
 	}
-	if !s.again() {
+	if !s.again() && !s.Begun {
 		r.arrival |= 1 << 63
 	}
 	switch {

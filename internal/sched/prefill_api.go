@@ -28,6 +28,7 @@ type SubmitPrefill struct {
 	Index     int   // index of the output token to draw after the prompt: 0, or more in a recompute
 	MaxHit    int   // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
 	Deadline  time.Duration
+	Begun     bool // the answer has begun on another worker: it goes before those that have not
 	// Grant is set when the request came as RECOMPUTE: it has no HTTP leg.
 	// RoomGranted with the same key follows it.
 	Grant GrantKey

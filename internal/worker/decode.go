@@ -106,7 +106,7 @@ func (d *decodeSide) grant(g *sched.Grant) {
 	}
 	if g.Recompute != nil {
 		d.loop.metrics.Preemptions.Inc()
-		spec.Recompute, spec.Index = slices.Clone(g.Recompute), g.Index
+		spec.Recompute, spec.Index = slices.Clone(g.Recompute), q.said()+g.Index
 		spec.Sampling = encodeSampling(&q.sampling)
 	}
 	d.receiver.Open(spec)

@@ -93,7 +93,7 @@ func (p *pass) load(b *sched.Batch, open map[sched.ReqID]*request) {
 		row.Out.Top = top
 		q := open[r.Req]
 		if r.Sample {
-			row.Sample, row.Index, row.History = &q.sampling, r.Index, q.history
+			row.Sample, row.Index, row.History = &q.sampling, q.said()+r.Index, q.history
 		}
 		if q.targets != nil && b.Prefill && q.emitted == 0 {
 			end := r.Start + len(r.Tokens)

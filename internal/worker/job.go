@@ -16,10 +16,14 @@ import (
 type Job struct {
 	RID       string
 	Prompt    []int32
-	MaxTokens int     // at least 1
+	MaxTokens int     // further output tokens, at least 1
 	StopIDs   []int32 // ids that end the answer; the one that does is its last token
 	Sampling  engine.Sampling
 	SeedSet   bool // Sampling.Seed is the caller's; else the worker that draws first chooses one
+	// Said is how many of the last tokens of Prompt are not prompt but output: an
+	// answer that began on another worker goes on here as if it had begun here.
+	// Output tokens are counted with them.
+	Said int
 
 	// Addr is the bootstrap address host:port of the prefill (decode workers), else "".
 	Addr string
@@ -43,8 +47,9 @@ type Job struct {
 // Item is one output token, or the end of the answer.
 type Item struct {
 	Out    engine.Output
-	Index  int // among the request's output tokens
-	Cached int // with Index 0: prompt tokens that came from a prefix cache
+	Index  int    // among the request's output tokens
+	Cached int    // with Index 0: prompt tokens that came from a prefix cache
+	Seed   uint64 // with Index 0: what the answer is drawn with
 	// Prompt, with Index 0 of a job with ScorePrompt on the worker that
 	// computed the prompt: Prompt[i] is the log-probability of prompt token i+1.
 	Prompt []float32
@@ -63,7 +68,7 @@ const (
 type End struct {
 	Reason     string
 	Err        *api.Error // with EndFailed
-	Completion int        // output tokens that count
+	Completion int        // output tokens that count, those of Job.Said among them
 }
 
 // Box is the output mailbox of one job: the loop puts, one reader takes. A put

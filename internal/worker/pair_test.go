@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,10 @@ func (s said) tokens() (ids []int32) {
 	return ids
 }
 
-func hear(t *testing.T, j *Job) (s said) {
+func hear(t *testing.T, j *Job) said { t.Helper(); return hearFrom(t, j, 0) }
+
+// hearFrom hears an answer whose first token is number from.
+func hearFrom(t *testing.T, j *Job, from int) (s said) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -79,8 +83,8 @@ func hear(t *testing.T, j *Job) (s said) {
 			s.end = *it.End
 			return s
 		}
-		if it.Index != len(s.outs) {
-			t.Fatalf("job %s: token %d came as %d", j.RID, len(s.outs), it.Index)
+		if it.Index != from+len(s.outs) {
+			t.Fatalf("job %s: token %d came as %d", j.RID, from+len(s.outs), it.Index)
 		}
 		if it.Index == 0 {
 			s.cached = it.Cached
@@ -408,4 +412,63 @@ func TestScorePrompt(t *testing.T) {
 	if !reflect.DeepEqual(got[0], got[1]) {
 		t.Error("the second time the prompt scores differently")
 	}
+}
+
+// An answer goes on, on another worker and after any of its tokens, as if it
+// had begun there: the same tokens, log-probabilities, count and end, whatever
+// the sampling, and also when what goes on is preempted.
+func TestAnswerGoesOn(t *testing.T) {
+	ref := runWorker(t, Config{Role: Serve})
+	x := &pair{p: runWorker(t, Config{Role: Prefill, PrefixCache: true}), d: runWorker(t, Config{Role: Decode, KVPages: 8, ReservedTokens: 1})}
+	const max = 26
+	samplings := []engine.Sampling{
+		{Logprobs: 3},
+		{Temperature: 1.1, TopP: 0.95, Seed: 7, Choice: 1, Logprobs: 1},
+		{Presence: -1.5, Frequency: -1, Logprobs: -1}, // draws what the output has already: it must know all of it
+		{Temperature: 0.8, Seed: 5, Frequency: -2, Repetition: 1.2, Logprobs: 0},
+	}
+	goOn := func(j Job, outs []engine.Output, k int) Job {
+		j.Prompt = slices.Clone(j.Prompt)
+		for _, o := range outs[:k] {
+			j.Prompt = append(j.Prompt, o.Token)
+		}
+		j.MaxTokens, j.Said, j.SeedSet = max-k, k, true
+		return j
+	}
+	prompt := prompts(ref, 1)[0]
+	for i := range len(samplings) + 1 { // the last one with a stop id
+		j := Job{RID: fmt.Sprint(i), Prompt: prompt, MaxTokens: max, Sampling: samplings[i%len(samplings)], SeedSet: true, Room: -1}
+		want := hear(t, submit(t, ref, j))
+		if i == len(samplings) {
+			j.StopIDs = []int32{want.outs[max-5].Token}
+			want = hear(t, submit(t, ref, j))
+		}
+		var legs []*Job
+		for _, k := range []int{1, 4, 9} { // three that grow in a pool of eight pages
+			if k < len(want.outs) {
+				_, d := x.ask(t, goOn(j, want.outs, k))
+				legs = append(legs, d)
+			}
+		}
+		for _, leg := range legs {
+			got := hearFrom(t, leg, leg.Said)
+			if got.end != want.end || !reflect.DeepEqual(got.outs, want.outs[leg.Said:]) {
+				t.Errorf("job %d goes on after %d tokens\n got %v %+v %v\nwant %v %+v", i, leg.Said, got.tokens(), got.end, got.end.Err, want.tokens()[leg.Said:], want.end)
+			}
+		}
+	}
+	if value(t, x.d.metrics, "preemptions_total") == 0 {
+		t.Error("nothing was preempted")
+	}
+	settled(t, x.p)
+	settled(t, x.d)
+	bad := submitted(x.d, Job{Prompt: []int32{5, 6}, Said: 2, SeedSet: true, MaxTokens: 1, Addr: "h:1"})
+	if bad == nil || bad.Code != api.InvalidRequest {
+		t.Errorf("an answer without a prompt is taken: %v", bad)
+	}
+}
+
+func submitted(w *Worker, j Job) *api.Error {
+	j.Box = NewBox(j.MaxTokens, nil)
+	return w.Submit(&j)
 }

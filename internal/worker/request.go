@@ -60,7 +60,16 @@ func (q *request) maxHit() int {
 	return len(q.prompt) - 1
 }
 
-// put gives one output token to the reader.
+// said is how many of the prompt's tokens are output: what the cores number
+// from 0 is that much further on for the engine and the reader.
+func (q *request) said() int {
+	if q.job == nil {
+		return 0
+	}
+	return q.job.Said
+}
+
+// put gives one output token to the reader. index is the core's.
 func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) {
 	if q.history != nil {
 		q.history = append(q.history, out.Token)
@@ -69,10 +78,10 @@ func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) 
 	if q.job == nil {
 		return
 	}
-	it := Item{Out: out, Index: index}
-	if index == 0 {
+	it := Item{Out: out, Index: q.said() + index}
+	if it.Index == 0 {
 		l.metrics.TTFT.Observe((now - q.began).Seconds())
-		it.Cached = q.cached
+		it.Cached, it.Seed = q.cached, q.sampling.Seed
 		if q.scores != nil {
 			it.Prompt = q.scores[:len(q.scores)-1]
 		}
@@ -95,9 +104,9 @@ func (p *pass) output(row int) engine.Output {
 // submit opens a request.
 func (l *loop) submit(now time.Duration, q *request) {
 	l.open[q.id] = q
-	l.metrics.Prompt.Add(float64(len(q.prompt)))
+	l.metrics.Prompt.Add(float64(len(q.prompt) - q.said()))
 	if l.prefill != nil {
-		s := &sched.SubmitPrefill{Req: q.id, Prompt: q.prompt, Room: q.room, MaxHit: q.maxHit(), Deadline: q.deadline}
+		s := &sched.SubmitPrefill{Req: q.id, Prompt: q.prompt, Room: q.room, MaxHit: q.maxHit(), Deadline: q.deadline, Begun: q.said() > 0}
 		if l.decode != nil {
 			s.MaxTokens = q.job.MaxTokens
 		}
@@ -138,7 +147,7 @@ func (l *loop) finish(now time.Duration, f *sched.Finish) {
 	l.count(now, q, f.Err)
 	l.metrics.Generation.Add(float64(n))
 	l.metrics.Cached.Add(float64(q.cached))
-	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: n}})
+	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: q.said() + n}})
 }
 
 // count records the end of a job.

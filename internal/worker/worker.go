@@ -234,6 +234,8 @@ func (w *Worker) checkJob(j *Job) *api.Error {
 		return api.Errorf(api.InvalidRequest, "the prompt is empty")
 	case j.MaxTokens < 1:
 		return api.Errorf(api.InvalidRequest, "max tokens is %d: at least 1", j.MaxTokens)
+	case j.Said < 0 || j.Said >= len(j.Prompt) || j.Said > 0 && !j.SeedSet:
+		return api.Errorf(api.InvalidRequest, "an answer goes on after %d of %d tokens, seed %v: it needs a prompt and its seed", j.Said, len(j.Prompt), j.SeedSet)
 	case (j.Room < 0) != (w.cfg.Role == Serve):
 		return api.Errorf(api.InvalidRequest, "room %d on a %s worker", j.Room, w.cfg.Role)
 	case len(j.Prompt)+j.MaxTokens > w.cfg.Context:
@@ -265,9 +267,9 @@ func (w *Worker) Abort(j *Job, cause *api.Error) {
 }
 
 // StopAt is the verdict of a job's reader: the answer ends before output token
-// index (a stop string was met). It never blocks.
+// index (a stop string was met), counted with those of j.Said. It never blocks.
 func (w *Worker) StopAt(j *Job, index int) {
-	j.loop.in.push(&sched.StopAt{Req: j.id, Index: index})
+	j.loop.in.push(&sched.StopAt{Req: j.id, Index: index - j.Said})
 }
 
 // closed says why no job is taken now: the worker has never been ready yet, or

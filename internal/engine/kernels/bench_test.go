@@ -11,30 +11,18 @@ import (
 // plain is the loop that everybody writes first, blocked for the cache: int8
 // activations, one multiplication a product. Mul must not be slower than it.
 func plain(y []float32, m *Matrix, q []int8, scale, sum []float32, n int) {
-	blocks := m.Cols / Block
-	var w [Block]int8
+	f := formats[m.Type]
+	blocks := m.Cols / f.block
+	w := make([]int8, f.block)
 	for r := range m.Rows {
 		for t := range n {
 			y[t*m.Rows+r] = 0
 		}
 		row := m.row(r)
 		for b := range blocks {
-			var d, lo float32
-			if m.Type == Q4_1 {
-				src := row[b*q4Bytes:]
-				d, lo = F16ToF32(binary.LittleEndian.Uint16(src)), F16ToF32(binary.LittleEndian.Uint16(src[2:]))
-				for i, v := range src[4:q4Bytes] {
-					w[i], w[i+16] = int8(v&15), int8(v>>4)
-				}
-			} else {
-				src := row[b*q8Bytes:]
-				d = F16ToF32(binary.LittleEndian.Uint16(src))
-				for i, v := range src[2:q8Bytes] {
-					w[i] = int8(v)
-				}
-			}
+			d, lo := plainBlock(w, m.Type, row[b*f.bytes:][:f.bytes])
 			for t := range n {
-				x := (*[Block]int8)(q[t*m.Cols+b*Block:])
+				x := q[t*m.Cols+b*f.block:][:len(w)]
 				var isum int32
 				for i := range x {
 					isum += int32(x[i]) * int32(w[i])
@@ -44,6 +32,41 @@ func plain(y []float32, m *Matrix, q []int8, scale, sum []float32, n int) {
 			}
 		}
 	}
+}
+
+// plainBlock takes one block apart.
+func plainBlock(w []int8, typ Type, src []byte) (d, m float32) {
+	half := func(at int) float32 { return F16ToF32(binary.LittleEndian.Uint16(src[at:])) }
+	switch typ {
+	case Q4_0:
+		for i, v := range src[2:] {
+			w[i], w[i+16] = int8(v&15)-8, int8(v>>4)-8
+		}
+		return half(0), 0
+	case Q4_1:
+		for i, v := range src[4:] {
+			w[i], w[i+16] = int8(v&15), int8(v>>4)
+		}
+		return half(0), half(2)
+	case Q5_0:
+		h := binary.LittleEndian.Uint32(src[2:])
+		for i, v := range src[6:] {
+			w[i], w[i+16] = int8(v&15|byte(h>>i&1)<<4)-16, int8(v>>4|byte(h>>(i+16)&1)<<4)-16
+		}
+		return half(0), 0
+	case Q5_1:
+		h := binary.LittleEndian.Uint32(src[4:])
+		for i, v := range src[8:] {
+			w[i], w[i+16] = int8(v&15|byte(h>>i&1)<<4), int8(v>>4|byte(h>>(i+16)&1)<<4)
+		}
+		return half(0), half(2)
+	case Q8_0:
+		for i, v := range src[2:] {
+			w[i] = int8(v)
+		}
+		return half(0), 0
+	}
+	panic("no such type")
 }
 
 // TestNotSlower holds the products against the plain loop. The best of many
@@ -59,9 +82,12 @@ func TestNotSlower(t *testing.T) {
 		}
 		return d
 	}
-	for _, typ := range []Type{Q4_1, Q8_0} {
+	for _, typ := range weightTypes() {
+		if formats[typ].form == floats {
+			continue
+		}
 		for _, n := range []int{1, 8, 96} {
-			const rows, cols = 64, 576
+			const rows, cols = 64, 768
 			m := randomMatrix(t, rnd, typ, rows, cols)
 			x, s, y := NewInput(n, cols, false, typ), NewScratch(cols), make([]float32, n*rows)
 			x.N = n
@@ -73,9 +99,9 @@ func TestNotSlower(t *testing.T) {
 				m.Mul(y, rows, x, 0, n, 0, rows, s)
 			})
 			theirs := best(func() { plain(y, &m, q, scale, scale, n) })
-			t.Logf("type %d, %d inputs: %v, a plain loop %v", typ, n, ours, theirs)
+			t.Logf("%v, %d inputs: %v, a plain loop %v", typ, n, ours, theirs)
 			if float64(theirs) < 0.8*float64(ours) {
-				t.Errorf("type %d, %d inputs: %v is less than 0.8 times as fast as a plain loop, %v", typ, n, ours, theirs)
+				t.Errorf("%v, %d inputs: %v is less than 0.8 times as fast as a plain loop, %v", typ, n, ours, theirs)
 			}
 		}
 	}
@@ -83,19 +109,19 @@ func TestNotSlower(t *testing.T) {
 
 var shapes = []struct {
 	typ           Type
-	name          string
 	rows, cols, n int
 }{
-	{Q4_1, "q4_1", 1536, 576, 512}, {Q4_1, "q4_1", 576, 1536, 512}, {Q4_1, "q4_1", 1536, 576, 8}, {Q4_1, "q4_1", 1536, 576, 1},
-	{Q8_0, "q8_0", 1536, 576, 512}, {Q8_0, "q8_0", 4096, 576, 8}, {Q8_0, "q8_0", 4096, 576, 1},
-	{F16, "f16", 512, 256, 512}, {F16, "f16", 512, 256, 1},
+	{Q4_1, 1536, 768, 512}, {Q4_1, 768, 1536, 512}, {Q4_1, 1536, 768, 8}, {Q4_1, 1536, 768, 1},
+	{Q8_0, 1536, 768, 512}, {Q8_0, 4096, 768, 8}, {Q8_0, 4096, 768, 1},
+	{Q4_0, 1536, 768, 512}, {Q4_0, 1536, 768, 1}, {Q5_0, 1536, 768, 512}, {Q5_0, 1536, 768, 1}, {Q5_1, 1536, 768, 512}, {Q5_1, 1536, 768, 1},
+	{F16, 512, 256, 512}, {F16, 512, 256, 1},
 }
 
 func BenchmarkMul(b *testing.B) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	for _, s := range shapes {
 		m := randomMatrix(b, rnd, s.typ, s.rows, s.cols)
-		name := fmt.Sprintf("%s/%dx%dx%d", s.name, s.rows, s.cols, s.n)
+		name := fmt.Sprintf("%v/%dx%dx%d", s.typ, s.rows, s.cols, s.n)
 		y := make([]float32, s.n*s.rows)
 		report := func(b *testing.B) {
 			per := b.Elapsed().Seconds() / float64(b.N)
@@ -114,7 +140,7 @@ func BenchmarkMul(b *testing.B) {
 			}
 			report(b)
 		})
-		if s.typ != Q8_0 && s.typ != Q4_1 {
+		if formats[s.typ].form == floats {
 			continue
 		}
 		b.Run(name+"/plain", func(b *testing.B) {

@@ -5,6 +5,7 @@ import "unsafe"
 // A float sum over an index runs in 16 lanes: lane i takes the terms whose
 // index is i modulo 16, in index order, starting from +0. Then lanes are added
 // in halves: i and i+8, i and i+4, i and i+2, i and i+1.
+const lanes = 16
 
 // cast looks at a slice as one of larger elements, whose alignment is no
 // stricter. What does not fill an element is left out.

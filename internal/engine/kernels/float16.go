@@ -59,3 +59,17 @@ func WidenF16(dst []float32, src []byte) {
 		dst[i] = F16ToF32(uint16(src[2*i]) | uint16(src[2*i+1])<<8)
 	}
 }
+
+func widenBF16(dst []float32, src []byte) {
+	src = src[:2*len(dst)]
+	for i := range dst {
+		dst[i] = math.Float32frombits(uint32(src[2*i])<<16 | uint32(src[2*i+1])<<24)
+	}
+}
+
+func widenF32(dst []float32, src []byte) {
+	src = src[:4*len(dst)]
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+	}
+}

@@ -7,33 +7,58 @@ import (
 // Input is up to a fixed number of activation vectors, all of one length, in
 // the forms that products take.
 //
-// The int8 form has a scale per 32 values: scale = amax ÷ 127, q = x × (1 ÷
-// scale) rounded half to even. What is stored is not q but q laid out for the
-// products, see quantised.go.
+// An int8 form has a scale per block of values: scale = amax ÷ 127, q = x × (1
+// ÷ scale) rounded half to even. What is stored is not q but words that hold
+// several q, see quantised.go.
 type Input struct {
 	N, Cols int  // vectors in use, and their length
 	Float   bool // products take the float form whatever the weights
 
 	f     []float32
-	forms forms
-	four  []int64 // Q4_1: q of four vectors, or (narrow) of four values, a word
-	blk4  []block4
-	three []int64 // Q8_0: q of three vectors, or (narrow) of two values, a word
-	blk3  []block3
+	forms [len(layouts)]form
 }
 
-type forms struct{ q4, q8 bool }
+// Block is how many activations share a scale where weights come in blocks of
+// so many.
+const Block = 32
 
-// block4 and block3 are what a product needs of one block of the vectors that
-// lie in one word. Lanes without a vector are zero.
-type block4 struct {
+// formKind says how many vectors lie in one word of the wide layout, and with
+// that, how large a block's sum may be.
+type formKind uint8
+
+const (
+	floats  formKind = iota // no words: the float form
+	quads                   // four sums of 16 bits
+	triples                 // three of 21 bits
+)
+
+var layouts = [...]struct {
+	vectors, bits int
+	narrow        int // values in one word of the narrow layout
+	block         int // values that share a scale
+}{
+	quads:   {4, 16, 4, Block},
+	triples: {3, 21, 2, Block},
+}
+
+// form is one int8 form of all vectors; without words nobody wants it.
+type form struct {
+	words  []int64
+	blocks []quants
+}
+
+// quants is what a product needs to know of one block of the vectors that lie
+// in one word. Lanes without a vector are zero.
+type quants struct {
 	scale, sum [4]float32 // sum is scale times the sum of q
-	bias       [4]int32   // 8 times the sum of q, less 2^15
+	q          [4]int32   // the sum of q
 }
 
-type block3 struct {
-	scale [3]float32
-	sum   [3]int32 // of q
+// vector is one vector in a form's narrow layout.
+type vector struct {
+	words  []int64
+	blocks []quants
+	lane   int
 }
 
 // narrow is the number of vectors up to which they are multiplied one by one.
@@ -47,19 +72,14 @@ const Group = 12
 // matrices that it will meet.
 func NewInput(n, cols int, float bool, types ...Type) *Input {
 	x := &Input{Cols: cols, Float: float, f: make([]float32, n*cols)}
-	groups := (n + Group - 1) / Group
 	for _, t := range types {
-		switch {
-		case float:
-		case t == Q4_1 && !x.forms.q4:
-			x.forms.q4 = true
-			x.four = make([]int64, groups*Group/4*cols)
-			x.blk4 = make([]block4, groups*Group/4*cols/Block)
-		case t == Q8_0 && !x.forms.q8:
-			x.forms.q8 = true
-			x.three = make([]int64, groups*Group/3*cols)
-			x.blk3 = make([]block3, groups*Group/3*cols/Block)
+		kind := formats[t].form
+		f, l := &x.forms[kind], layouts[kind]
+		if float || kind == floats || f.words != nil {
+			continue
 		}
+		words := (n + Group - 1) / Group * Group / l.vectors
+		f.words, f.blocks = make([]int64, words*cols), make([]quants, words*cols/l.block)
 	}
 	return x
 }
@@ -67,87 +87,105 @@ func NewInput(n, cols int, float bool, types ...Type) *Input {
 // Row is vector t in its float form, to be read and written.
 func (x *Input) Row(t int) []float32 { return x.f[t*x.Cols : (t+1)*x.Cols : (t+1)*x.Cols] }
 
-// Prepare makes the int8 form of vectors [t0, t1) from the float form. t0 is a
+// Prepare makes the int8 forms of vectors [t0, t1) from the float form. t0 is a
 // multiple of Group, and so is t1 unless it is N.
 func (x *Input) Prepare(t0, t1 int) {
-	if !x.forms.q4 && !x.forms.q8 {
-		return
+	end := t1
+	if t1 == x.N && x.N > narrow { // empty lanes of the last words
+		end = (t1 + Group - 1) / Group * Group
 	}
-	for t := t0; t < t1; t++ {
-		row := x.Row(t)
-		for b := range x.Cols / Block {
-			x.block(t, b, (*[Block]float32)(row[b*Block:]))
+	if x.forms[quads].words != nil || x.forms[triples].words != nil {
+		for t := t0; t < end; t++ {
+			x.blocks32(t, t < t1)
 		}
 	}
-	if t1 == x.N && x.N > narrow { // empty lanes of the last words
-		for t := t1; t%Group != 0; t++ {
-			for b := range x.Cols / Block {
-				x.lay(t, b, &[Block]int64{}, 0, 0)
+}
+
+// blocks32 makes the forms with blocks of 32 of vector t, or of a zero one.
+func (x *Input) blocks32(t int, there bool) {
+	var row []float32
+	if there {
+		row = x.Row(t)
+	}
+	for b := range x.Cols / Block {
+		var q [Block]int64
+		var scale float32
+		var sum int32
+		if there {
+			scale, sum = quantise(q[:], row[b*Block:][:Block])
+		}
+		for kind := quads; kind <= triples; kind++ {
+			if x.forms[kind].words != nil {
+				x.lay(kind, t, b, &q, scale, sum)
 			}
 		}
 	}
 }
 
-// block quantises block b of vector t. A block with an infinity or NaN gets a
-// NaN scale, so that the damage reaches the logits and is seen there.
-func (x *Input) block(t, b int, v *[Block]float32) {
+// quantise rounds v to q, q × scale being about v, and sums q. A block with an
+// infinity or NaN gets a NaN scale, so that the damage reaches the logits and is
+// seen there.
+//
+//go:norace
+func quantise(q []int64, v []float32) (scale float32, sum int32) {
 	var top uint32 // as bits: for non-negative floats their order is that of the values
 	for _, f := range v {
 		top = max(top, math.Float32bits(f)&0x7fffffff)
 	}
-	var q [Block]int64
-	scale := float32(math.Float32frombits(top) / 127)
+	scale = float32(math.Float32frombits(top) / 127)
 	if top >= 0x7f800000 {
-		x.lay(t, b, &q, float32(math.NaN()), 0)
-		return
+		clear(q)
+		return float32(math.NaN()), 0
 	}
 	if scale < 0x1p-126 { // 1 ÷ scale may be infinite: such a block is zero
-		x.lay(t, b, &q, 0, 0)
-		return
+		clear(q)
+		return 0, 0
 	}
 	const round = 3 << 22 // adding it leaves an integer in the last bits, ties to even
-	inv, sum := 1/scale, int32(0)
+	inv := 1 / scale
+	q = q[:len(v)]
 	for i, f := range v {
 		n := int32(math.Float32bits(float32(f*inv)+round) - 0x4b400000)
 		q[i] = int64(n)
 		sum += n
 	}
-	x.lay(t, b, &q, scale, sum)
+	return scale, sum
 }
 
-func (x *Input) lay(t, b int, q *[Block]int64, scale float32, sum int32) {
-	blocks := x.Cols / Block
-	if x.forms.q4 {
-		g, l := t/4, t%4
-		k := &x.blk4[g*blocks+b]
-		k.scale[l], k.sum[l], k.bias[l] = scale, float32(float32(sum)*scale), 8*sum-1<<15
-		if x.N <= narrow {
-			layQ4(x.four[t*x.Cols/4+b*Block/4:], q)
-		} else {
-			spread(x.four[g*x.Cols+b*Block:], q, l, 16)
-		}
+// lay puts block b of vector t into the words of a form with blocks of 32.
+func (x *Input) lay(kind formKind, t, b int, q *[Block]int64, scale float32, sum int32) {
+	f, l := &x.forms[kind], &layouts[kind]
+	g, lane := t/l.vectors, t%l.vectors
+	k := &f.blocks[g*(x.Cols/Block)+b]
+	k.scale[lane], k.q[lane], k.sum[lane] = scale, sum, float32(float32(sum)*scale)
+	switch {
+	case x.N > narrow:
+		spread(f.words[g*x.Cols+b*Block:], q, lane, l.bits)
+	case kind == quads:
+		layFours(f.words[(t*x.Cols+b*Block)/4:], q)
+	default:
+		layTwos(f.words[(t*x.Cols+b*Block)/2:], q)
 	}
-	if x.forms.q8 {
-		g, l := t/3, t%3
-		k := &x.blk3[g*blocks+b]
-		k.scale[l], k.sum[l] = scale, sum
-		if x.N <= narrow {
-			layQ8(x.three[t*x.Cols/2+b*Block/2:], q)
-		} else {
-			spread(x.three[g*x.Cols+b*Block:], q, l, 21)
-		}
-	}
+}
+
+// vector is vector t of a form in the narrow layout.
+func (x *Input) vector(kind formKind, t int) vector {
+	f, l := &x.forms[kind], &layouts[kind]
+	n, blocks := x.Cols/l.narrow, x.Cols/l.block
+	return vector{f.words[t*n:][:n], f.blocks[t/l.vectors*blocks:][:blocks], t % l.vectors}
 }
 
 // spread puts q into lane l of words with lanes of so many bits. Lane 0 comes
 // first and clears what was there.
-func spread(words []int64, q *[Block]int64, l int, bits uint) {
+//
+//go:norace
+func spread(words []int64, q *[Block]int64, lane, bits int) {
 	w := (*[Block]int64)(words)
-	if l == 0 {
+	if lane == 0 {
 		*w = *q
 		return
 	}
-	s := uint(l) * bits & 63
+	s := uint(lane*bits) & 63
 	for i := range w {
 		w[i] += q[i] << s
 	}

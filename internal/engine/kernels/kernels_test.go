@@ -30,6 +30,9 @@ func refQuantise(x []float32) (q []int32, scale float32) {
 		amax = max(amax, float32(math.Abs(float64(v))))
 	}
 	scale = amax / 127
+	if scale < 0x1p-126 {
+		return make([]int32, len(x)), 0
+	}
 	inv := 1 / scale
 	for _, v := range x {
 		q = append(q, int32(math.RoundToEven(float64(float32(v*inv)))))
@@ -37,36 +40,67 @@ func refQuantise(x []float32) (q []int32, scale float32) {
 	return q, scale
 }
 
-func refProduct(m *Matrix, r int, x []float32) float32 {
-	row := m.row(r)
-	var y float32
-	for b := 0; b < m.Cols; b += Block {
-		q, scale := refQuantise(x[b : b+Block])
-		var isum, sum int32
-		switch m.Type {
+// refBlock is one block of weights in plain numbers: w[i] = d q[i] + m.
+type refBlock struct {
+	q    []int32
+	d, m float32
+}
+
+// refDecode follows the layouts of ggml, one weight at a time.
+func refDecode(typ Type, b []byte) (k refBlock) {
+	half := func(at int) float32 { return F16ToF32(binary.LittleEndian.Uint16(b[at:])) }
+	nibble := func(at, i int) int32 { return int32(b[at+i%16]>>(i/16*4)) & 15 }
+	fifth := func(at, i int) int32 { return int32(b[at+i/8]>>(i%8)&1) << 4 }
+	k.d = half(0)
+	for i := range formats[typ].block {
+		switch typ {
 		case Q8_0:
-			for i := range q {
-				isum += q[i] * int32(int8(row[2+i]))
-			}
-			d := F16ToF32(binary.LittleEndian.Uint16(row))
-			y += float32(float32(isum) * float32(d*scale))
-			row = row[34:]
+			k.q = append(k.q, int32(int8(b[2+i])))
+		case Q4_0:
+			k.q = append(k.q, nibble(2, i)-8)
 		case Q4_1:
-			for i := range q {
-				w := row[4+i%16]
-				if i >= 16 {
-					w >>= 4
-				}
-				isum += q[i] * int32(w&15)
-				sum += q[i]
-			}
-			d, lo := F16ToF32(binary.LittleEndian.Uint16(row)), F16ToF32(binary.LittleEndian.Uint16(row[2:]))
-			y += float32(float32(isum)*float32(d*scale)) + float32(lo*float32(float32(sum)*scale))
-			row = row[20:]
+			k.q, k.m = append(k.q, nibble(4, i)), half(2)
+		case Q5_0:
+			k.q = append(k.q, (nibble(6, i)|fifth(2, i))-16)
+		case Q5_1:
+			k.q, k.m = append(k.q, nibble(8, i)|fifth(4, i)), half(2)
 		}
 	}
-	return y
+	return k
 }
+
+// refProduct is row r times x in the arithmetic of docs/numerics.md, and in
+// float64 with a bound for what float32 may be off.
+func refProduct(m *Matrix, r int, x []float32) (y float32, exact, bound float64) {
+	f, row := formats[m.Type], m.row(r)
+	for b := 0; b < m.Cols; b += f.block {
+		q, scale := refQuantise(x[b : b+f.block])
+		k := refDecode(m.Type, row[b/f.block*f.bytes:][:f.bytes])
+		var isum, sum int32
+		for i := range q {
+			isum += q[i] * k.q[i]
+			sum += q[i]
+		}
+		y += float32(float32(isum)*float32(k.d*scale)) + float32(k.m*float32(float32(sum)*scale))
+		one, two := float64(isum)*float64(k.d)*float64(scale), float64(k.m)*float64(sum)*float64(scale)
+		exact += one + two
+		bound += math.Abs(one) + math.Abs(two)
+	}
+	return y, exact, bound * float64(m.Cols/f.block+4) * 0x1p-24
+}
+
+// weightTypes are all types, in ggml's order.
+func weightTypes() (all []Type) {
+	for t := range formats {
+		if formats[t].block > 0 {
+			all = append(all, Type(t))
+		}
+	}
+	return all
+}
+
+// halves says where in a block of quantised weights its f16 scales lie.
+var halves = map[Type][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}}
 
 func randomMatrix(t testing.TB, rnd *rand.Rand, typ Type, rows, cols int) Matrix {
 	data := make([]byte, typ.RowBytes(cols)*rows)
@@ -81,18 +115,19 @@ func randomMatrix(t testing.TB, rnd *rand.Rand, typ Type, rows, cols int) Matrix
 		for i := 0; i < len(data); i += 4 {
 			binary.LittleEndian.PutUint32(data[i:], math.Float32bits(float32(rnd.NormFloat64())))
 		}
+	case BF16:
+		for i := 0; i < len(data); i += 2 {
+			binary.LittleEndian.PutUint16(data[i:], uint16(math.Float32bits(float32(rnd.NormFloat64()))>>16))
+		}
 	case F16:
 		for i := 0; i < len(data); i += 2 {
 			half(data[i:])
 		}
-	case Q8_0:
-		for i := 0; i < len(data); i += q8Bytes {
-			half(data[i:])
-		}
-	case Q4_1:
-		for i := 0; i < len(data); i += q4Bytes {
-			half(data[i:])
-			half(data[i+2:])
+	default:
+		for i := 0; i < len(data); i += formats[typ].bytes {
+			for _, at := range halves[typ] {
+				half(data[i+at:])
+			}
 		}
 	}
 	m, err := NewMatrix(typ, rows, cols, data)
@@ -113,65 +148,78 @@ func seeded(t testing.TB, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 1))
 }
 
-// TestMul compares each product with the plain reference, bit for bit, for one
-// input and many, and for blocks at the edges: zeros, tiny and huge values, and
-// the largest sums that a lane must hold.
+// TestMul compares each product with the plain reference, bit for bit, and with
+// float64, for one input and many, and for blocks at the edges: zeros, tiny and
+// huge values, and the largest sums that a lane must hold.
 func TestMul(t *testing.T) {
 	rnd := seeded(t, 1)
-	for _, typ := range []Type{F32, F16, Q8_0, Q4_1} {
-		for _, cols := range []int{32, 64, 160, 576} {
+	for _, typ := range weightTypes() {
+		for _, blocks := range []int{1, 2, 5, 9} {
 			const rows = 11
+			cols := blocks * max(formats[typ].block, Block)
 			m := randomMatrix(t, rnd, typ, rows, cols)
-			s := NewScratch(cols)
 			x := NewInput(26, cols, false, typ)
 			fill(rnd, x.f)
 			edges(x, m)
 			for _, n := range []int{26, 1, 2, 3, 4, 5, 12, 13, 25} {
-				x.N = n
-				for g := 0; g < n; g += Group {
-					x.Prepare(g, min(g+Group, n))
-				}
-				y := make([]float32, n*rows)
-				for t := 0; t < n; t += Group {
-					m.Mul(y, rows, x, t, min(t+Group, n), 0, 4, s)
-					m.Mul(y, rows, x, t, min(t+Group, n), 4, rows, s)
-				}
-				w := make([]float32, cols)
-				for i := range y {
-					r, in := i%rows, x.Row(i/rows)
-					var want float32
-					if typ == F32 || typ == F16 {
-						m.Row(w, r)
-						want = refDot(w, in)
-					} else {
-						want = refProduct(&m, r, in)
-					}
-					if math.Float32bits(y[i]) != math.Float32bits(want) {
-						t.Fatalf("type %d, %d columns, %d inputs: row %d of input %d is %v, want %v", typ, cols, n, r, i/rows, y[i], want)
-					}
-				}
+				mulAndCompare(t, &m, x, n)
 			}
 		}
 	}
 }
 
+func mulAndCompare(t *testing.T, m *Matrix, x *Input, n int) {
+	t.Helper()
+	s := NewScratch(m.Cols)
+	x.N = n
+	for g := 0; g < n; g += Group {
+		x.Prepare(g, min(g+Group, n))
+	}
+	y := make([]float32, n*m.Rows)
+	for t := 0; t < n; t += Group {
+		m.Mul(y, m.Rows, x, t, min(t+Group, n), 0, 4, s)
+		m.Mul(y, m.Rows, x, t, min(t+Group, n), 4, m.Rows, s)
+	}
+	w := make([]float32, m.Cols)
+	for i := range y {
+		r, in := i%m.Rows, x.Row(i/m.Rows)
+		var want float32
+		if formats[m.Type].form == floats {
+			m.Row(w, r)
+			want = refDot(w, in)
+		} else {
+			var exact, bound float64
+			want, exact, bound = refProduct(m, r, in)
+			if math.Abs(float64(want)-exact) > bound {
+				t.Fatalf("%v, %d columns: row %d of input %d is %v, exactly %v", m.Type, m.Cols, r, i/m.Rows, want, exact)
+			}
+		}
+		if math.Float32bits(y[i]) != math.Float32bits(want) {
+			t.Fatalf("%v, %d columns, %d inputs: row %d of input %d is %v, want %v", m.Type, m.Cols, n, r, i/m.Rows, y[i], want)
+		}
+	}
+}
+
+// edges puts the largest and smallest activations into some inputs, and weights
+// of all zero and all one bits into two rows.
 func edges(x *Input, m Matrix) {
-	for i := range Block {
+	for i := range x.Cols {
 		x.Row(3)[i], x.Row(4)[i] = 0, 1e-42
 		x.Row(5)[i], x.Row(6)[i] = 1e30, -3 // all q are 127 and -127
 		x.Row(7)[i] = float32(1 - i%2*2)
 	}
 	x.Row(8)[0] = 1e9 // the rest rounds to 0
-	if m.Type == Q8_0 {
-		for r, w := range []byte{0x80, 0x7f} {
-			for i := range Block {
-				m.row(r)[2+i] = w
-			}
-		}
+	f := formats[m.Type]
+	if f.form == floats {
+		return
 	}
-	if m.Type == Q4_1 {
-		for i := range 16 {
-			m.row(0)[4+i], m.row(1)[4+i] = 0, 0xff
+	for r, bits := range []byte{0, 0xff, 0x80, 0x7f} {
+		for row := m.row(r); len(row) > 0; row = row[f.bytes:] {
+			for i := range f.bytes {
+				if !slices.Contains(halves[m.Type], i&^1) {
+					row[i] = bits
+				}
+			}
 		}
 	}
 }
@@ -179,18 +227,19 @@ func edges(x *Input, m Matrix) {
 // TestMulPrecise: with Float, quantised weights meet the activations as they are.
 func TestMulPrecise(t *testing.T) {
 	rnd := seeded(t, 2)
-	for _, typ := range []Type{Q8_0, Q4_1} {
-		m := randomMatrix(t, rnd, typ, 5, 96)
-		x := NewInput(3, 96, true, typ)
+	for _, typ := range weightTypes() {
+		cols := 3 * max(formats[typ].block, Block)
+		m := randomMatrix(t, rnd, typ, 5, cols)
+		x := NewInput(3, cols, true, typ)
 		x.N = 3
 		fill(rnd, x.f)
 		x.Prepare(0, 3)
-		y, w := make([]float32, 15), make([]float32, 96)
-		m.Mul(y, 5, x, 0, 3, 0, 5, NewScratch(96))
+		y, w := make([]float32, 15), make([]float32, cols)
+		m.Mul(y, 5, x, 0, 3, 0, 5, NewScratch(cols))
 		for i, got := range y {
 			m.Row(w, i%5)
 			if want := refDot(w, x.Row(i/5)); got != want {
-				t.Fatalf("type %d: %v, want %v", typ, got, want)
+				t.Fatalf("%v: %v, want %v", typ, got, want)
 			}
 		}
 	}
@@ -200,21 +249,22 @@ func TestMulPrecise(t *testing.T) {
 // of that input and no other.
 func TestNotFinite(t *testing.T) {
 	rnd := seeded(t, 3)
-	for _, typ := range []Type{F32, F16, Q8_0, Q4_1} {
+	for _, typ := range weightTypes() {
+		cols := 2 * max(formats[typ].block, Block)
 		for _, n := range []int{2, 5} {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-				m := randomMatrix(t, rnd, typ, 3, 64)
-				x := NewInput(n, 64, false, typ)
+				m := randomMatrix(t, rnd, typ, 3, cols)
+				x := NewInput(n, cols, false, typ)
 				x.N = n
 				fill(rnd, x.f)
 				x.Row(1)[40] = float32(bad)
 				x.Prepare(0, n)
 				y := make([]float32, 3*n)
-				m.Mul(y, 3, x, 0, n, 0, 3, NewScratch(64))
+				m.Mul(y, 3, x, 0, n, 0, 3, NewScratch(cols))
 				for i, f := range y {
 					finite := f-f == 0
 					if finite != (i/3 != 1) {
-						t.Fatalf("type %d, %v in input 1: output of input %d is %v", typ, bad, i/3, f)
+						t.Fatalf("%v, %v in input 1: output of input %d is %v", typ, bad, i/3, f)
 					}
 				}
 			}
@@ -223,8 +273,11 @@ func TestNotFinite(t *testing.T) {
 }
 
 func TestNewMatrix(t *testing.T) {
-	for _, c := range []struct{ rows, cols, bytes int }{{2, 33, 72}, {0, 32, 0}, {2, 32, 67}, {2, 32, 69}, {1, 0, 0}} {
-		if _, err := NewMatrix(Q8_0, c.rows, c.cols, make([]byte, c.bytes)); err == nil {
+	for _, c := range []struct {
+		typ               Type
+		rows, cols, bytes int
+	}{{Q8_0, 2, 33, 72}, {Q8_0, 0, 32, 0}, {Q8_0, 2, 32, 67}, {Q8_0, 2, 32, 69}, {Q8_0, 1, 0, 0}, {F32, 1, 24, 96}, {4, 1, 32, 32}, {99, 1, 32, 32}, {255, 1, 32, 32}} {
+		if _, err := NewMatrix(c.typ, c.rows, c.cols, make([]byte, c.bytes)); err == nil {
 			t.Errorf("NewMatrix took %+v", c)
 		}
 	}

@@ -1,45 +1,67 @@
 package kernels
 
-import (
-	"encoding/binary"
-	"fmt"
-	"math"
-)
+import "fmt"
 
-// Type is the storage form of weights, as ggml defines it. All values are
-// little-endian; quantised rows are blocks of 32 weights.
+// Type is the storage form of weights, with ggml's numbers. All values are
+// little-endian.
 type Type uint8
 
-// The types with products.
+// The types with products. formats has their sizes and functions; blocks32.go
+// and blocks256.go have the layouts.
 const (
-	F32  Type = iota + 1
-	F16       // IEEE half
-	Q8_0      // f16 scale d, 32 int8 q: w = d q
-	Q4_1      // f16 scale d, f16 minimum m, 16 bytes: low nibbles are q 0-15, high ones 16-31: w = d q + m
+	F32  Type = 0
+	F16  Type = 1 // IEEE half
+	Q4_0 Type = 2
+	Q4_1 Type = 3
+	Q5_0 Type = 6
+	Q5_1 Type = 7
+	Q8_0 Type = 8
+	BF16 Type = 30 // the upper half of a float32
 )
 
-// Block is how many weights, and activations, share a scale.
-const Block = 32
+// format is what this package knows of a type. Another type is another entry
+// here, and its functions.
+type format struct {
+	name         string
+	block, bytes int // weights in a block and its size; a row is whole blocks
+	widen        func(dst []float32, row []byte)
 
-const (
-	q8Bytes = 2 + Block
-	q4Bytes = 2 + 2 + Block/2
-)
+	// Products of quantised weights; float ones are widened.
+	form   formKind                            // int8 form of the inputs
+	dot    func(row []byte, x *vector) float32 // one row, one input in the narrow layout
+	unpack func(s *Scratch, row []byte, j int) // makes a row row j of the tiles, for the wide layout
+	lack   int32                               // what unpack takes off every weight
+}
+
+var formats = [...]format{
+	F32:  {name: "F32", block: lanes, bytes: 4 * lanes, widen: widenF32},
+	F16:  {name: "F16", block: lanes, bytes: 2 * lanes, widen: WidenF16},
+	BF16: {name: "BF16", block: lanes, bytes: 2 * lanes, widen: widenBF16},
+	Q4_0: {"Q4_0", Block, size[blockQ4_0](), widenQ4_0, quads, dotQ4_0, unpackQ4_0, 0},
+	Q4_1: {"Q4_1", Block, size[blockQ4_1](), widenQ4_1, quads, dotQ4_1, unpackQ4_1, 8},
+	Q5_0: {"Q5_0", Block, size[blockQ5_0](), widenQ5_0, triples, dotQ5_0, unpackQ5_0, 0},
+	Q5_1: {"Q5_1", Block, size[blockQ5_1](), widenQ5_1, triples, dotQ5_1, unpackQ5_1, 0},
+	Q8_0: {"Q8_0", Block, size[blockQ8_0](), widenQ8_0, triples, dotQ8_0, unpackQ8_0, 0},
+}
+
+// known is the type's entry, or nil.
+func (t Type) known() *format {
+	if int(t) < len(formats) && formats[t].block > 0 {
+		return &formats[t]
+	}
+	return nil
+}
+
+// String is ggml's name of the type.
+func (t Type) String() string {
+	if f := t.known(); f != nil {
+		return f.name
+	}
+	return fmt.Sprintf("type %d", uint8(t))
+}
 
 // RowBytes is the size of one row of cols weights.
-func (t Type) RowBytes(cols int) int {
-	switch t {
-	case F32:
-		return 4 * cols
-	case F16:
-		return 2 * cols
-	case Q8_0:
-		return cols / Block * q8Bytes
-	case Q4_1:
-		return cols / Block * q4Bytes
-	}
-	panic("kernels: unknown weight type")
-}
+func (t Type) RowBytes(cols int) int { return cols / formats[t].block * formats[t].bytes }
 
 // Matrix is Rows rows of Cols weights in their storage form: y = W x takes Cols
 // values and gives Rows. It looks into the bytes of the model file.
@@ -49,10 +71,15 @@ type Matrix struct {
 	data       []byte
 }
 
-// NewMatrix looks at data as a matrix. Cols is a multiple of 32.
+// NewMatrix looks at data as a matrix, whose rows are whole blocks of the type.
+// Rows of float weights are multiples of 16 long.
 func NewMatrix(t Type, rows, cols int, data []byte) (Matrix, error) {
-	if cols < Block || cols%Block != 0 || rows < 1 {
-		return Matrix{}, fmt.Errorf("a matrix of %d rows of %d weights: rows must be a multiple of %d long", rows, cols, Block)
+	f := t.known()
+	switch {
+	case f == nil:
+		return Matrix{}, fmt.Errorf("%v cannot be computed with", t)
+	case cols < f.block || cols%f.block != 0 || rows < 1:
+		return Matrix{}, fmt.Errorf("%d rows of %d weights; rows of %v must be a multiple of %d long", rows, cols, t, f.block)
 	}
 	if want := t.RowBytes(cols) * rows; len(data) != want {
 		return Matrix{}, fmt.Errorf("%d bytes for %d rows of %d weights, want %d", len(data), rows, cols, want)
@@ -68,49 +95,23 @@ func (m *Matrix) row(r int) []byte {
 	return m.data[r*n : (r+1)*n]
 }
 
-// Row widens row r to float32: exactly for F32 and F16; d q, and d q + m with
-// two roundings, for the quantised types.
-func (m *Matrix) Row(dst []float32, r int) {
-	src := m.row(r)
-	dst = dst[:m.Cols]
-	switch m.Type {
-	case F32:
-		for i := range dst {
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-		}
-	case F16:
-		WidenF16(dst, src)
-	case Q8_0:
-		for b, k := range cast[q8Block](src) {
-			d, out := k.d.float(), (*[Block]float32)(dst[b*Block:])
-			for i, q := range &k.q {
-				out[i] = float32(d * float32(int8(q)))
-			}
-		}
-	case Q4_1:
-		for b, k := range cast[q4Block](src) {
-			d, lo, out := k.d.float(), k.m.float(), (*[Block]float32)(dst[b*Block:])
-			for i, q := range &k.q {
-				out[i] = float32(d*float32(q&15)) + lo
-				out[i+16] = float32(d*float32(q>>4)) + lo
-			}
-		}
-	}
-}
+// Row widens row r to float32: exactly for float types, else by the rounded
+// operations that docs/numerics.md states for each type.
+func (m *Matrix) Row(dst []float32, r int) { formats[m.Type].widen(dst[:m.Cols], m.row(r)) }
 
 // Scratch is the memory of one goroutine that multiplies.
 type Scratch struct {
-	w    []tile       // four rows of weights, per block
+	w    []tile       // four rows of weights, per 32 columns
 	d, m [][4]float32 // their scales and minima, per block
-	f    []float32    // rowTile rows of float weights
+	acc  [4][4]float32
+	x    vector
+	f    []float32 // a row of float weights
 }
 
 // NewScratch is enough for matrices of up to cols columns.
 func NewScratch(cols int) *Scratch {
-	return &Scratch{
-		w: make([]tile, cols/Block), d: make([][4]float32, cols/Block), m: make([][4]float32, cols/Block),
-		f: make([]float32, cols),
-	}
+	n := (cols + Block - 1) / Block
+	return &Scratch{w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), f: make([]float32, cols)}
 }
 
 // Mul computes rows [r0, r1) of y = W x for inputs [t0, t1) of x: y[t*stride+r]
@@ -120,16 +121,12 @@ func NewScratch(cols int) *Scratch {
 // x.Float all weights are widened and meet the float form.
 func (m *Matrix) Mul(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	switch {
-	case m.Type == F32 || m.Type == F16 || x.Float:
+	case x.Float || formats[m.Type].form == floats:
 		m.mulFloat(y, stride, x, t0, t1, r0, r1, s)
-	case m.Type == Q8_0 && x.N <= narrow:
-		m.mulQ8(y, stride, x, t0, t1, r0, r1)
-	case m.Type == Q8_0:
-		m.mulQ8Wide(y, stride, x, t0, t1, r0, r1, s)
 	case x.N <= narrow:
-		m.mulQ4(y, stride, x, t0, t1, r0, r1)
+		m.mulNarrow(y, stride, x, t0, t1, r0, r1, s)
 	default:
-		m.mulQ4Wide(y, stride, x, t0, t1, r0, r1, s)
+		m.mulWide(y, stride, x, t0, t1, r0, r1, s)
 	}
 }
 

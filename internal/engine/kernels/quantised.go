@@ -1,23 +1,26 @@
 package kernels
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"unsafe"
+)
 
-// Products of quantised weights. Within a block of 32 the sum of q_w q_x is an
-// exact integer, however it is computed; so these loops, and vector units, may
-// take it in any order. Then, for each output, blocks are added in index order:
+// Products of quantised weights. Within a block the sum of w q, integers both,
+// is exact, however it is computed; so these loops, and vector units, may take
+// it in any order. Then, for each output, blocks are added in index order:
 //
-//	Q8_0: y += float32(isum) × (d × scale)
-//	Q4_1: y += float32(isum) × (d × scale) + m × sum
+//	y += float32(isum) × (d × scale)                  types without a minimum
+//	y += float32(isum) × (d × scale) + m × sum        types with one
 //
 // A general register is used as a small vector: a 64-bit word holds several
 // integers q at fixed distances, and one multiplication multiplies them all.
 //
-// Wide (more inputs): lane l of a word is a value of input l, all at
-// the same index. Word times weight is the product for each input. A block's
-// sum must fit its lane, sign included:
+// Wide (more inputs): lane l of a word is a value of input l, all at the same
+// index. Word times weight is the product for each input. A block's sum must
+// fit its lane, sign included:
 //
-//	Q4_1: weights less 8 are -8 … 7; 8 × 127 × 32 = 32512 < 2^15: four lanes of 16 bits
-//	Q8_0: 128 × 127 × 32 = 520192 < 2^20: three lanes of 21 bits
+//	4 bits, as -8 … 7:          8 × 127 × 32 =  32512 < 2^15: four lanes of 16 bits
+//	8 bits, as -128 … 127:    128 × 127 × 32 = 520192 < 2^20: three lanes of 21 bits
 //
 // Narrow (up to three inputs): lanes of a word are weights as they lie in the
 // file, lanes of the other word are the activations of the same indexes in
@@ -25,26 +28,21 @@ import "encoding/binary"
 // multiplication of polynomials. Lower lanes must stay below half of the top
 // lane's unit; rounding takes them off.
 //
-// So one multiplication does 4 (Q4_1) or 3 (Q8_0, narrow: 2) products, where a
-// plain loop does one. That is the limit of these loops: one multiplication a
-// cycle.
-
-// Blocks as they lie in the file.
-type q8Block struct {
-	d half
-	q [Block]byte
-}
-
-type q4Block struct {
-	d, m half
-	q    [Block / 2]byte
-}
+// So one multiplication does 4 or 3 (narrow: 2) products, where a plain loop
+// does one. That is the limit of these loops: one multiplication a cycle.
 
 type half [2]byte
 
 func (h half) float() float32 { return F16ToF32(binary.LittleEndian.Uint16(h[:])) }
 
-// tile is a block of four rows of weights, widened: the compiler loads and
+func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+func size[T any]() int {
+	var t T
+	return int(unsafe.Sizeof(t))
+}
+
+// tile is 32 columns of four rows of weights, widened: the compiler loads and
 // sign-extends in two instructions, which costs more than the larger tile.
 type tile [4][Block]int64
 
@@ -64,195 +62,128 @@ func dot4(x *[Block]int64, w *tile) (a0, a1, a2, a3 int64) {
 	return a0, a1, a2, a3
 }
 
-// mulQ4Wide: four rows at a time are unpacked once and meet all inputs.
-func (m *Matrix) mulQ4Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
-	blocks := m.Cols / Block
-	w, d, lo := s.w[:blocks], s.d[:blocks], s.m[:blocks]
+// mulWide: four rows at a time are unpacked once and meet all inputs.
+func (m *Matrix) mulWide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	f := &formats[m.Type]
+	in, l := &x.forms[f.form], &layouts[f.form]
+	n := m.Cols / l.block
 	for ; r0 < r1; r0 += 4 {
 		rows := min(4, r1-r0)
 		for j := range rows {
-			unpackQ4(w, d, lo, m.row(r0+j), j)
+			f.unpack(s, m.row(r0+j), j)
 		}
-		for t := t0; t < t1; t += 4 {
-			var acc [4][4]float32
-			g := t / 4
-			words, blk := x.four[g*m.Cols:][:m.Cols], x.blk4[g*blocks:][:blocks]
-			for b := range blk {
-				a0, a1, a2, a3 := dot4((*[Block]int64)(words[b*Block:]), &w[b])
-				foldQ4(&acc, [4]int64{a0, a1, a2, a3}, &blk[b], &d[b], &lo[b])
+		for t := t0; t < t1; t += l.vectors {
+			s.acc = [4][4]float32{}
+			g := t / l.vectors
+			words, blocks := in.words[g*m.Cols:][:m.Cols], in.blocks[g*n:][:n]
+			switch f.form {
+			case quads:
+				sweepQuads(s, words, blocks, f.lack)
+			case triples:
+				sweepTriples(s, words, blocks)
 			}
-			for i := range min(4, t1-t) {
+			for i := range min(l.vectors, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
 				for j := range out {
-					out[j] = acc[j&3][i&3]
+					out[j] = s.acc[j&3][i&3]
 				}
 			}
 		}
 	}
 }
 
-// unpackQ4 puts one row into row j of the tiles.
+// sweepQuads multiplies four rows with four inputs. The constant makes every
+// lane non-negative, so that none borrows from the next; bias takes it off
+// again, and adds what the weights lack times the sum of activations.
 //
 //go:norace
-func unpackQ4(w []tile, d, lo [][4]float32, row []byte, j int) {
-	j &= 3
-	src := cast[q4Block](row)[:len(w)]
-	for b := range w {
-		d[b][j], lo[b][j] = src[b].d.float(), src[b].m.float()
-		dst := &w[b][j]
-		for i, q := range &src[b].q {
-			dst[i] = int64(q&15) - 8
-			dst[i+16] = int64(q>>4) - 8
+func sweepQuads(s *Scratch, words []int64, blocks []quants, lack int32) {
+	w, d, m := s.w[:len(blocks)], s.d[:len(blocks)], s.m[:len(blocks)]
+	x := cast[[Block]int64](words)[:len(blocks)]
+	for b := range blocks {
+		k, d, m := &blocks[b], &d[b], &m[b]
+		a0, a1, a2, a3 := dot4(&x[b], &w[b])
+		const half = 1 << 15
+		b0, b1, b2, b3 := lack*k.q[0]-half, lack*k.q[1]-half, lack*k.q[2]-half, lack*k.q[3]-half
+		for r, a := range [4]int64{a0, a1, a2, a3} {
+			u, y, d, m := uint64(a)+(half+half<<16+half<<32+half<<48), &s.acc[r], d[r], m[r]
+			y[0] += float32(float32(int32(u&0xffff)+b0)*float32(d*k.scale[0])) + float32(m*k.sum[0])
+			y[1] += float32(float32(int32(u>>16&0xffff)+b1)*float32(d*k.scale[1])) + float32(m*k.sum[1])
+			y[2] += float32(float32(int32(u>>32&0xffff)+b2)*float32(d*k.scale[2])) + float32(m*k.sum[2])
+			y[3] += float32(float32(int32(u>>48)+b3)*float32(d*k.scale[3])) + float32(m*k.sum[3])
 		}
 	}
 }
 
-// foldQ4 adds a block's sums of four rows to their outputs for four inputs. The
-// constant makes every lane non-negative, so that none borrows from the next;
-// bias takes it off again, and adds back 8 times the sum of activations for the
-// weights' 8.
+// sweepTriples multiplies four rows with three inputs.
 //
 //go:norace
-func foldQ4(acc *[4][4]float32, a [4]int64, k *block4, d, lo *[4]float32) {
-	for r := range a {
-		u, y, d, lo := uint64(a[r])+0x8000_8000_8000_8000, &acc[r], d[r], lo[r]
-		y[0] += float32(float32(int32(u&0xffff)+k.bias[0])*float32(d*k.scale[0])) + float32(lo*k.sum[0])
-		y[1] += float32(float32(int32(u>>16&0xffff)+k.bias[1])*float32(d*k.scale[1])) + float32(lo*k.sum[1])
-		y[2] += float32(float32(int32(u>>32&0xffff)+k.bias[2])*float32(d*k.scale[2])) + float32(lo*k.sum[2])
-		y[3] += float32(float32(int32(u>>48)+k.bias[3])*float32(d*k.scale[3])) + float32(lo*k.sum[3])
-	}
-}
-
-func (m *Matrix) mulQ8Wide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
-	blocks := m.Cols / Block
-	w, d := s.w[:blocks], s.d[:blocks]
-	for ; r0 < r1; r0 += 4 {
-		rows := min(4, r1-r0)
-		for j := range rows {
-			unpackQ8(w, d, m.row(r0+j), j)
-		}
-		for t := t0; t < t1; t += 3 {
-			var acc [4][3]float32
-			g := t / 3
-			words, blk := x.three[g*m.Cols:][:m.Cols], x.blk3[g*blocks:][:blocks]
-			for b := range blk {
-				a0, a1, a2, a3 := dot4((*[Block]int64)(words[b*Block:]), &w[b])
-				foldQ8(&acc, [4]int64{a0, a1, a2, a3}, &blk[b], &d[b])
-			}
-			for i := range min(3, t1-t) {
-				out := y[(t+i)*stride+r0:][:rows]
-				for j := range out {
-					out[j] = acc[j&3][i]
-				}
-			}
+func sweepTriples(s *Scratch, words []int64, blocks []quants) {
+	w, d, m := s.w[:len(blocks)], s.d[:len(blocks)], s.m[:len(blocks)]
+	x := cast[[Block]int64](words)[:len(blocks)]
+	for b := range blocks {
+		k, d, m := &blocks[b], &d[b], &m[b]
+		a0, a1, a2, a3 := dot4(&x[b], &w[b])
+		const half, mask = 1 << 20, 1<<21 - 1
+		for r, a := range [4]int64{a0, a1, a2, a3} {
+			u, y, d, m := uint64(a)+(half+half<<21+half<<42), &s.acc[r], d[r], m[r]
+			y[0] += float32(float32(int32(u&mask)-half)*float32(d*k.scale[0])) + float32(m*k.sum[0])
+			y[1] += float32(float32(int32(u>>21&mask)-half)*float32(d*k.scale[1])) + float32(m*k.sum[1])
+			y[2] += float32(float32(int32(u>>42)-half)*float32(d*k.scale[2])) + float32(m*k.sum[2])
 		}
 	}
 }
 
-//go:norace
-func unpackQ8(w []tile, d [][4]float32, row []byte, j int) {
-	j &= 3
-	src := cast[q8Block](row)[:len(w)]
-	for b := range w {
-		d[b][j] = src[b].d.float()
-		dst := &w[b][j]
-		for i, q := range &src[b].q {
-			dst[i] = int64(int8(q))
-		}
-	}
-}
-
-//go:norace
-func foldQ8(acc *[4][3]float32, a [4]int64, k *block3, d *[4]float32) {
-	const one, mask = 1 << 20, 1<<21 - 1
-	for r := range a {
-		u, y, d := uint64(a[r])+(one+one<<21+one<<42), &acc[r], d[r]
-		y[0] += float32(float32(int32(u&mask)-one) * float32(d*k.scale[0]))
-		y[1] += float32(float32(int32(u>>21&mask)-one) * float32(d*k.scale[1]))
-		y[2] += float32(float32(int32(u>>42)-one) * float32(d*k.scale[2]))
-	}
-}
-
-// mulQ4 multiplies inputs one by one, straight from the file's nibbles.
-func (m *Matrix) mulQ4(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
+// mulNarrow multiplies inputs one by one, straight from the bytes of the file.
+func (m *Matrix) mulNarrow(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	f := &formats[m.Type]
 	for t := t0; t < t1; t++ {
-		words, blk := cast[[8]int64](x.four[t*m.Cols/4:][:m.Cols/4]), x.blk4[:m.Cols/Block]
+		s.x = x.vector(f.form, t)
 		for r := r0; r < r1; r++ {
-			y[t*stride+r] = dotQ4(cast[q4Block](m.row(r)), words, blk, t)
+			y[t*stride+r] = f.dot(m.row(r), &s.x)
 		}
 	}
 }
 
-// layQ4 lays out a block for dotQ4: eight words of four activations each. With
-// a word of eight bytes, masking gives the low nibbles of bytes 0, 2, 4, 6; a
-// shift by 8 those of bytes 1, 3, 5, 7; by 4 and 12 the high nibbles likewise.
-func layQ4(words []int64, q *[Block]int64) {
+// layFours lays out a block for fours. With a word of eight bytes, masking
+// gives the low nibbles of bytes 0, 2, 4, 6; a shift by 8 those of bytes 1, 3,
+// 5, 7; by 4 and 12 the high nibbles, which are the weights 16 later.
+func layFours(words []int64, q *[Block]int64) {
 	for i := range 8 {
 		k := i&1 + i>>1&1*16 + i>>2*8 // index of the word's first activation
 		words[i] = q[k]<<48 + q[k+2]<<32 + q[k+4]<<16 + q[k+6]
 	}
 }
 
-// dotQ4 sums four words at a time: below the top lane there are then at most
-// 15 × 127 × 3 × 4 = 22860 units of 2^32, less than half of 2^48, and in it at
-// most 15 × 127 × 16 = 30480.
+// fours is the sum of products of the 16 nibbles of v: below the top lane there
+// are at most 15 × 127 × 3 × 4 = 22860 units of 2^32, less than half of 2^48,
+// and in it at most 15 × 127 × 16 = 30480.
 //
 //go:norace
-func dotQ4(row []q4Block, words [][8]int64, blk []block4, t int) float32 {
+func fours(v uint64, x []int64) int64 {
 	const mask, half = 0x000f_000f_000f_000f, 1 << 47
-	var y float32
-	t &= 3
-	words, blk = words[:len(row)], blk[:len(row)]
-	for b := range row {
-		src, x, k := &row[b], &words[b], &blk[b]
-		v := binary.LittleEndian.Uint64(src.q[:])
-		s := int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>4&mask)*x[2] + int64(v>>12&mask)*x[3]
-		v = binary.LittleEndian.Uint64(src.q[8:])
-		u := int64(v&mask)*x[4] + int64(v>>8&mask)*x[5] + int64(v>>4&mask)*x[6] + int64(v>>12&mask)*x[7]
-		isum := (s+half)>>48 + (u+half)>>48
-		y += float32(float32(int32(isum))*float32(src.d.float()*k.scale[t])) + float32(src.m.float()*k.sum[t])
-	}
-	return y
+	_ = x[3]
+	return (int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>4&mask)*x[2] + int64(v>>12&mask)*x[3] + half) >> 48
 }
 
-func (m *Matrix) mulQ8(y []float32, stride int, x *Input, t0, t1, r0, r1 int) {
-	for t := t0; t < t1; t++ {
-		words, blk := cast[[16]int64](x.three[t*m.Cols/2:][:m.Cols/2]), x.blk3[:m.Cols/Block]
-		for r := r0; r < r1; r++ {
-			y[t*stride+r] = dotQ8(cast[q8Block](m.row(r)), words, blk, t)
-		}
-	}
-}
-
-// layQ8: word 4i+j has the activations of bytes j and j+4 of eight bytes.
-func layQ8(words []int64, q *[Block]int64) {
+// layTwos lays out a block for twos: word 4i+j has the activations of bytes j
+// and j+4 of eight bytes.
+func layTwos(words []int64, q *[Block]int64) {
 	for i := range 16 {
 		k := i>>2*8 + i&3
 		words[i] = q[k]<<32 + q[k+4]
 	}
 }
 
-// dotQ8 makes weights unsigned by adding 128 and takes off 128 times the sum of
-// activations. The lower lane holds at most 255 × 127 × 16 = 518160 < 2^31.
+// twos multiplies the eight bytes of v, taken as unsigned. The sum of products
+// is in the upper half of the result, which top takes: bytes of 8 bits over a
+// block leave at most 255 × 127 × 16 = 518160 in the lower one.
 //
 //go:norace
-func dotQ8(row []q8Block, words [][16]int64, blk []block3, t int) float32 {
-	const mask, half, sign = 0x0000_00ff_0000_00ff, 1 << 31, 0x8080_8080_8080_8080
-	var y float32
-
-	words, blk = words[:len(row)], blk[:len(row)]
-	for b := range row {
-		src, x, k := &row[b], &words[b], &blk[b]
-		v := binary.LittleEndian.Uint64(src.q[:]) ^ sign
-		s := int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>16&mask)*x[2] + int64(v>>24&mask)*x[3]
-		v = binary.LittleEndian.Uint64(src.q[8:]) ^ sign
-		s += int64(v&mask)*x[4] + int64(v>>8&mask)*x[5] + int64(v>>16&mask)*x[6] + int64(v>>24&mask)*x[7]
-		v = binary.LittleEndian.Uint64(src.q[16:]) ^ sign
-		s += int64(v&mask)*x[8] + int64(v>>8&mask)*x[9] + int64(v>>16&mask)*x[10] + int64(v>>24&mask)*x[11]
-		v = binary.LittleEndian.Uint64(src.q[24:]) ^ sign
-		s += int64(v&mask)*x[12] + int64(v>>8&mask)*x[13] + int64(v>>16&mask)*x[14] + int64(v>>24&mask)*x[15]
-		isum := int32((s+half)>>32) - 128*k.sum[t]
-		y += float32(float32(isum) * float32(src.d.float()*k.scale[t]))
-	}
-	return y
+func twos(v uint64, x []int64) int64 {
+	const mask = 0x0000_00ff_0000_00ff
+	_ = x[3]
+	return int64(v&mask)*x[0] + int64(v>>8&mask)*x[1] + int64(v>>16&mask)*x[2] + int64(v>>24&mask)*x[3]
 }
+
+func top(sum int64) int32 { return int32((sum + 1<<31) >> 32) }

@@ -162,6 +162,7 @@ func (s *Script) submit() error {
 	if s.td.HasArg("grant") {
 		p.Grant = s.key()
 	}
+	p.Begun = s.td.HasArg("begun")
 	return s.prefill(p)
 }
 

@@ -1,0 +1,94 @@
+package kernels
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"math"
+	"os"
+	"slices"
+	"testing"
+)
+
+// TestRowByHand widens blocks that were taken apart with pencil and paper.
+func TestRowByHand(t *testing.T) {
+	// d = 0x3400 = 0.25, m = 0xbc00 = -1; all other weights are those of zero bits.
+	block := func(n int, set map[int]byte) []byte {
+		b := make([]byte, n)
+		for at, v := range set {
+			b[at] = v
+		}
+		return b
+	}
+	for _, c := range []struct {
+		typ  Type
+		data []byte
+		rest float32
+		want map[int]float32
+	}{
+		{F32, block(128, map[int]byte{7: 0x3f, 6: 0x80}), 0, map[int]float32{1: 1}},
+		{F16, block(64, map[int]byte{2: 0x01, 63: 0xc0}), 0, map[int]float32{1: 0x1p-24, 31: -2}},
+		{BF16, block(64, map[int]byte{2: 0x40, 3: 0x40, 63: 0xc0}), 0, map[int]float32{1: 3, 31: -2}},
+		{Q8_0, block(34, map[int]byte{1: 0x34, 2: 0x7f, 33: 0x80}), 0, map[int]float32{0: 31.75, 31: -32}},
+		{Q4_0, block(18, map[int]byte{1: 0x34, 2: 0xf9, 17: 0x0f}), -2, map[int]float32{0: 0.25, 16: 1.75, 15: 1.75}},
+		{Q4_1, block(20, map[int]byte{1: 0x34, 3: 0xbc, 4: 0xf9, 19: 0x0f}), -1, map[int]float32{0: 1.25, 16: 2.75, 15: 2.75}},
+		{Q5_0, block(22, map[int]byte{1: 0x34, 2: 0x01, 5: 0x80, 6: 0xf9, 21: 0x0f}), -4, map[int]float32{0: 2.25, 16: -0.25, 15: -0.25, 31: 0}},
+		{Q5_1, block(24, map[int]byte{1: 0x34, 3: 0xbc, 4: 0x01, 7: 0x80, 8: 0xf9, 23: 0x0f}), -1, map[int]float32{0: 5.25, 16: 2.75, 15: 2.75, 31: 3}},
+	} {
+		cols := max(32, formats[c.typ].block)
+		m, err := NewMatrix(c.typ, 1, cols, c.data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := make([]float32, cols), slices.Repeat([]float32{c.rest}, cols)
+		for i, v := range c.want {
+			want[i] = v
+		}
+		if m.Row(got, 0); !slices.Equal(got, want) {
+			t.Errorf("%v: %v, want %v", c.typ, got, want)
+		}
+	}
+}
+
+// TestRowAgainstGGML: random blocks are exactly what the gguf package says
+// (testdata/formats/reference.py).
+func TestRowAgainstGGML(t *testing.T) {
+	b, err := os.ReadFile("../../../testdata/formats/blocks.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Type      string
+		Data, F32 []byte
+	}
+	if err := json.Unmarshal(b, &cases); err != nil {
+		t.Fatal(err)
+	}
+	left := weightTypes()
+	for _, c := range cases {
+		at := slices.IndexFunc(left, func(t Type) bool { return t.String() == c.Type })
+		if at < 0 {
+			t.Fatalf("there is no %s", c.Type)
+		}
+		typ := left[at]
+		left = slices.Delete(left, at, at+1)
+		want := make([]float32, len(c.F32)/4)
+		if _, err := binary.Decode(c.F32, binary.LittleEndian, want); err != nil {
+			t.Fatal(err)
+		}
+		m, err := NewMatrix(typ, 1, len(want), c.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, len(want))
+		m.Row(got, 0)
+		for i := range got {
+			if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+				t.Errorf("%v: weight %d is %v, want %v", typ, i, got[i], want[i])
+				break
+			}
+		}
+	}
+	if !slices.Equal(left, []Type{F32}) {
+		t.Errorf("no reference for %v", left)
+	}
+}
