@@ -200,6 +200,9 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 	if err != nil {
 		return err
 	}
+	if err := h.mayResume(r, req); err != nil {
+		return err
+	}
 	rid := r.Header.Get("X-Request-Id")
 	wake := make(chan struct{}, 1)
 	cs, err := h.makeJobs(req, rid, deadline, wake)
@@ -208,13 +211,20 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 	}
 	defer h.forget(cs)
 	for i, c := range cs {
+		if c.done {
+			continue
+		}
 		if err := h.w.Submit(c.job); err != nil {
 			h.abort(cs[:i], err)
 			return err
 		}
 		h.remember(c.job)
 	}
-	var form dialect = &openAI{req: req, id: rid, model: h.name, created: time.Now().Unix(), text: h.text}
+	created := time.Now().Unix()
+	if req.Journal != nil {
+		created = req.Journal.Created
+	}
+	var form dialect = &openAI{req: req, id: rid, model: h.name, created: created, text: h.text}
 	if req.Kind == api.Generate {
 		ids := make([]string, len(cs))
 		for i, c := range cs {
@@ -223,7 +233,7 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 		form = &sglang{req: req, ids: ids, deltas: h.cfg.StreamOutput, text: h.text}
 	}
 	if req.Stream {
-		return h.stream(r.Context(), w, form, cs, wake)
+		return h.stream(r.Context(), w, form, cs, wake, newJournal(w, r, req, created, cs))
 	}
 	return h.whole(r.Context(), w, form, cs, wake)
 }
@@ -274,7 +284,13 @@ var errClientGone = api.Errorf(api.ClientGone, "the client went away")
 // item with the new text; ended says that the answer is complete. It returns
 // the first error of an answer; the others are aborted then.
 func (h *httpSide) collect(ctx context.Context, cs []*choice, wake <-chan struct{}, each func(c *choice, token bool, delta string) error) *api.Error {
-	for open := len(cs); ; {
+	open := 0
+	for _, c := range cs {
+		if !c.done {
+			open++
+		}
+	}
+	for {
 		for _, c := range cs {
 			for !c.done {
 				it, ok := c.job.Box.TryNext()
@@ -319,11 +335,24 @@ func (h *httpSide) whole(ctx context.Context, w http.ResponseWriter, form dialec
 
 // stream writes one event per token, each in one write. Nothing is written
 // before the first token, so that an early failure still gets its status.
-func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form dialect, cs []*choice, wake <-chan struct{}) *api.Error {
+func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form dialect, cs []*choice, wake <-chan struct{}, j *journal) *api.Error {
 	out := &eventWriter{w: w, ctl: http.NewResponseController(w)}
+	last := func(c *choice, delta string) error {
+		for _, e := range form.last(c, delta) {
+			if err := out.event(j.last(c), e); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, c := range cs {
+		if c.done && !c.told {
+			last(c, c.rest) // a client that is gone shows below
+		}
+	}
 	err := h.collect(ctx, cs, wake, func(c *choice, token bool, delta string) error {
 		if token {
-			if err := out.event(form.event(c, delta)); err != nil {
+			if err := out.event(j.token(c), form.event(c, delta)); err != nil {
 				return err
 			}
 			delta = ""
@@ -331,17 +360,12 @@ func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form diale
 		if !c.done {
 			return nil
 		}
-		for _, e := range form.last(c, delta) {
-			if err := out.event(e); err != nil {
-				return err
-			}
-		}
-		return nil
+		return last(c, delta)
 	})
 	switch {
 	case err == nil:
 		if u := form.usage(cs); u != nil {
-			out.event(u)
+			out.event(j.usage(), u)
 		}
 		out.raw([]byte("data: [DONE]\n\n"))
 		return nil
@@ -354,7 +378,8 @@ func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form diale
 	panic(http.ErrAbortHandler)
 }
 
-// eventWriter writes server-sent events: one write and one flush each.
+// eventWriter writes server-sent events, each with the comment line before it:
+// one write and one flush each.
 type eventWriter struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
@@ -363,8 +388,8 @@ type eventWriter struct {
 	until time.Time // the write deadline that is set
 }
 
-func (e *eventWriter) event(v any) error {
-	buf, err := sse(e.buf[:0], v)
+func (e *eventWriter) event(comment []byte, v any) error {
+	buf, err := sse(append(e.buf[:0], comment...), v)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func usageOf(cs []*choice) usage {
 	cached := 0
 	for _, c := range cs {
 		if c.index == 0 { // a prompt counts once, however many choices it has
-			u.Prompt += len(c.job.Prompt)
+			u.Prompt += c.promptTokens()
 			cached += c.cached
 		}
 		u.Completion += c.completion
@@ -139,7 +139,7 @@ func (o *openAI) last(c *choice, delta string) []any {
 }
 
 func (o *openAI) usage(cs []*choice) any {
-	if !o.req.IncludeUsage {
+	if !o.req.IncludeUsage || o.req.Journal != nil && o.req.Journal.Usage {
 		return nil
 	}
 	b := o.body(true)
@@ -243,7 +243,7 @@ type sglangFinish struct {
 // body describes the answer from its token from on, with this text.
 func (s *sglang) body(c *choice, from int, text string) *sglangBody {
 	b := &sglangBody{Text: text, IDs: []int32{}, Meta: sglangMeta{
-		ID: s.ids[c.item], Prompt: len(c.job.Prompt), Completion: c.completion, Cached: c.cached}}
+		ID: s.ids[c.item], Prompt: c.promptTokens(), Completion: c.completion, Cached: c.cached}}
 	for _, out := range c.outs[from:] {
 		b.IDs = append(b.IDs, out.Token)
 		if s.req.Logprobs >= 0 {

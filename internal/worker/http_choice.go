@@ -25,7 +25,10 @@ type choice struct {
 	offsets    []int // length of the text before each token
 	outs       []engine.Output
 	cached     int
+	seed       uint64
 	done       bool
+	told       bool   // its last event went out before, from another worker
+	rest       string // done before it began: the text of its last event
 	finish     string // "stop", "length"
 	matched    any    // the stop string or stop id, for /generate
 	completion int
@@ -39,7 +42,7 @@ func (c *choice) take(it Item) (delta string, stopAt int) {
 		return c.end(it.End), -1
 	}
 	if it.Index == 0 {
-		c.cached = it.Cached
+		c.cached, c.seed = it.Cached, it.Seed
 	}
 	c.offsets = append(c.offsets, c.text.Len())
 	c.outs = append(c.outs, it.Out)
@@ -100,3 +103,6 @@ func (c *choice) end(e *End) string {
 	c.text.WriteString(rest)
 	return rest
 }
+
+// promptTokens is how long the prompt is without what has been said.
+func (c *choice) promptTokens() int { return len(c.job.Prompt) - c.job.Said }

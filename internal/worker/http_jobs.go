@@ -33,6 +33,12 @@ func (h *httpSide) makeJobs(r *api.Request, rid string, deadline time.Time, wake
 				pair := r.Pairs[c.item]
 				c.job.Room, c.job.Addr = pair.Room, bootstrapAddr(pair)
 			}
+			if r.Journal != nil {
+				if err := c.resume(&r.Journal.Items[c.item], h.text.vocab()); err != nil {
+					return nil, err
+				}
+			}
+			c.job.MaxTokens -= c.job.Said
 			c.job.Box = NewBox(c.job.MaxTokens, wake)
 			cs = append(cs, c)
 		}
