@@ -5,6 +5,7 @@ package model
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -22,7 +23,7 @@ var usual = limits{steps: 1 << 22, output: 64 << 20, made: 256 << 20}
 
 const (
 	maxRange  = 100_000 // numbers in one range()
-	maxNested = 64      // depth to which values are compared and written
+	maxNested = 64      // depth to which values are compared and written, and macros call macros
 )
 
 // run is one rendering.
@@ -31,6 +32,7 @@ type run struct {
 	line   int // of the statement that runs, for errors
 	steps  int
 	made   int
+	calls  int // macros that run
 	out    *strBuilder
 	scope  *scope
 }
@@ -121,6 +123,17 @@ type setStmt struct {
 	body  []stmt
 }
 
+// scopeStmt is a body with names of its own.
+type scopeStmt struct{ body []stmt }
+
+type macroStmt struct {
+	line     int
+	name     string
+	params   []string
+	defaults []expr // nil: none
+	body     []stmt
+}
+
 func (r *run) body(body []stmt) jump {
 	for _, s := range body {
 		r.tick(1)
@@ -160,10 +173,7 @@ func (s *setStmt) exec(r *run) jump {
 	if s.value != nil {
 		v = r.eval(s.value)
 	} else {
-		outer := r.out
-		r.out = &strBuilder{}
-		r.inScope(func() { r.body(s.body) })
-		v, r.out = r.out.str(), outer
+		v = r.capture(func() { r.inScope(func() { r.body(s.body) }) })
 	}
 	if s.attr == "" {
 		r.assign(s.names, v)
@@ -234,6 +244,72 @@ func (s *forStmt) exec(r *run) jump {
 		}
 	}
 	return onward
+}
+
+// capture is the text that f writes.
+func (r *run) capture(f func()) str {
+	outer := r.out
+	r.out = &strBuilder{}
+	f()
+	text := r.out.str()
+	r.out = outer
+	return text
+}
+
+func (s *scopeStmt) exec(r *run) jump {
+	r.inScope(func() { r.body(s.body) })
+	return onward
+}
+
+// macro is a macro and the names that it sees: those of the place where it stands.
+type macro struct {
+	*macroStmt
+	scope *scope
+}
+
+func (s *macroStmt) exec(r *run) jump {
+	r.scope.vars[s.name] = &macro{s, r.scope}
+	return onward
+}
+
+func (e *macroExpr) eval(r *run) any {
+	v, _ := r.scope.find(e.name)
+	m, ok := v.(*macro)
+	if !ok {
+		r.fail("'%s' is no macro here", e.name)
+	}
+	vars := map[string]any{}
+	places := len(e.args) - len(e.names)
+	if places > len(m.params) {
+		r.fail("%d arguments for the macro '%s', which takes %d", places, m.name, len(m.params))
+	}
+	for i, arg := range e.args {
+		name := ""
+		if i < places {
+			name = m.params[i]
+		} else if name = e.names[i-places]; !slices.Contains(m.params[places:], name) {
+			r.fail("the macro '%s' takes no argument '%s' here", m.name, name)
+		}
+		vars[name] = r.eval(arg)
+	}
+	if r.calls++; r.calls > maxNested {
+		r.fail("macros call each other more than %d deep", maxNested)
+	}
+	outer, line := r.scope, r.line
+	r.scope = &scope{vars, m.scope}
+	for i, name := range m.params {
+		if _, given := vars[name]; given {
+			continue
+		}
+		vars[name] = &undefined{name}
+		if m.defaults[i] != nil {
+			vars[name] = r.eval(m.defaults[i])
+		}
+	}
+	text := r.capture(func() { r.body(m.body) })
+	r.scope, r.line = outer, line
+	r.calls--
+	return text
 }
 
 // loop is the variable of that name: where a for statement is.
@@ -310,6 +386,19 @@ type (
 	sliceExpr  struct {
 		of    expr
 		parts [3]expr // from, to, by; nil: not given
+	}
+	macroExpr struct {
+		name  string
+		args  []expr
+		names []string // of the last arguments
+	}
+	eachExpr struct {
+		on   expr
+		name string // map, select, reject, selectattr or rejectattr
+		attr expr   // nil: none
+		f    *function
+		call string // what f is called
+		args []expr
 	}
 	callExpr struct {
 		f    *function
@@ -497,6 +586,8 @@ func (r *run) items(v any) []any {
 			r.tick(1)
 			items = append(items, v.slice(i, i+utf8.RuneLen(c)))
 		}
+	case *stream:
+		items = v.take()
 	case *undefined:
 	default:
 		r.fail("%s has no items", typeName(v))
@@ -633,7 +724,11 @@ func (r *run) text(v any) str {
 }
 
 func (e *itemExpr) eval(r *run) any {
-	of, key := r.eval(e.of), r.eval(e.key)
+	of := r.eval(e.of)
+	return r.item(of, r.eval(e.key))
+}
+
+func (r *run) item(of, key any) any {
 	name, named := key.(str)
 	at, numbered := number64(key)
 	switch of := of.(type) {
@@ -772,17 +867,78 @@ func offset(s string, n int) int {
 }
 
 func (e *callExpr) eval(r *run) any {
-	c := call{run: r, name: e.name, args: make([]any, len(e.args)), given: make([]bool, len(e.args))}
+	var on any
 	if e.on != nil {
-		c.on = r.eval(e.on)
+		on = r.eval(e.on)
 	}
-	for i, a := range e.args {
-		if a != nil {
-			c.args[i], c.given[i] = r.eval(a), true
-		}
-	}
+	c := r.prepare(e.name, e.args)
+	c.on = on
 	if e.f.call == nil {
 		r.fail("'%s' is undefined", e.name)
 	}
 	return e.f.call(&c)
+}
+
+// prepare evaluates the arguments of a call.
+func (r *run) prepare(name string, args []expr) call {
+	c := call{run: r, name: name, args: make([]any, len(args)), given: make([]bool, len(args))}
+	for i, a := range args {
+		if a != nil {
+			c.args[i], c.given[i] = r.eval(a), true
+		}
+	}
+	return c
+}
+
+func (e *eachExpr) eval(r *run) any {
+	on := r.eval(e.on)
+	var path []any
+	if e.attr != nil {
+		path = r.path(r.eval(e.attr))
+	}
+	c := r.prepare(e.call, e.args)
+	return &stream{func() (out []any) {
+		if !truth(on) {
+			return nil // also what has no items, as in Jinja
+		}
+		for _, item := range r.items(on) {
+			v := item
+			for _, key := range path {
+				v = r.item(v, key)
+			}
+			if e.f != nil {
+				c := c
+				c.on = v
+				r.tick(1)
+				v = e.f.call(&c)
+			}
+			switch {
+			case e.name == "map":
+				out = append(out, v)
+			case truth(v) == strings.HasPrefix(e.name, "select"):
+				out = append(out, item)
+			}
+		}
+		return out
+	}}
+}
+
+// path cuts an attribute's name: 'a.b.0' is item 0 of b of a.
+func (r *run) path(attr any) (path []any) {
+	s, ok := attr.(str)
+	if n, isNumber := number64(attr); isNumber {
+		return []any{n}
+	} else if !ok {
+		r.fail("%s as the name of an attribute", typeName(attr))
+	}
+	r.scan(s)
+	for _, part := range strings.Split(s.s, ".") {
+		r.tick(1)
+		if n, err := strconv.ParseUint(part, 10, 31); err == nil {
+			path = append(path, int64(n))
+			continue
+		}
+		path = append(path, str{s: part})
+	}
+	return path
 }

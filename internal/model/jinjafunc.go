@@ -4,8 +4,10 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -144,10 +146,13 @@ var filters = map[string]*function{
 	"count":      {call: callLength},
 	"default":    {params: []string{"default_value", "boolean"}, call: callDefault},
 	"d":          {params: []string{"default_value", "boolean"}, call: callDefault},
-	"tojson":     {params: []string{"indent"}, named: true, call: callToJSON},
-	"list":       {call: func(c *call) any { return &list{items: c.run.items(c.on)} }},
-	"first":      {call: func(c *call) any { return c.end(false) }},
-	"last":       {call: func(c *call) any { return c.end(true) }},
+	"tojson":     {params: []string{"indent", "ensure_ascii"}, named: true, call: callToJSON},
+	"indent":     {params: []string{"width", "first", "blank"}, call: callIndent},
+	"reverse":    {call: callReverse},
+	"map":        {}, "select": {}, "reject": {}, "selectattr": {}, "rejectattr": {}, // see parser.each
+	"list":  {call: func(c *call) any { return &list{items: c.run.items(c.on)} }},
+	"first": {call: callFirst},
+	"last":  {call: callLast},
 	"join": {params: []string{"d"}, call: func(c *call) any {
 		var parts []str
 		for _, item := range c.run.items(c.on) {
@@ -179,8 +184,8 @@ var tests = map[string]*function{
 	"integer":   {call: func(c *call) any { _, ok := c.on.(int64); return ok }},
 	"number":    {call: func(c *call) any { _, ok := number64(c.on); return ok }},
 	"mapping":   {call: func(c *call) any { rec, ok := c.on.(*record); return ok && !rec.mutable }},
-	"sequence":  {call: func(c *call) any { return iterable(c.on) }},
-	"iterable":  {call: func(c *call) any { return iterable(c.on) }},
+	"sequence":  {call: func(c *call) any { return hasItems(c.on) }},
+	"iterable":  {call: func(c *call) any { _, ok := c.on.(*stream); return ok || hasItems(c.on) }},
 	"odd":       {call: func(c *call) any { return c.modulo(2) == 1 }},
 	"even":      {call: func(c *call) any { return c.modulo(2) == 0 }},
 	"divisibleby": {params: []string{"num"}, need: 1, call: func(c *call) any {
@@ -193,7 +198,7 @@ var tests = map[string]*function{
 
 var equalTest = &function{params: []string{""}, need: 1, call: func(c *call) any { return c.run.equal(c.on, c.args[0], 0) }}
 
-func iterable(v any) bool {
+func hasItems(v any) bool {
 	switch v := v.(type) {
 	case str, *list, *undefined:
 		return true
@@ -389,22 +394,80 @@ func callDefault(c *call) any {
 	return c.on
 }
 
-// end is the first or the last item.
-func (c *call) end(last bool) any {
+func callFirst(c *call) any {
 	items := c.run.items(c.on)
 	if len(items) == 0 {
 		return &undefined{"an item of nothing"}
 	}
-	if last {
-		return items[len(items)-1]
+	if s, ok := c.on.(*stream); ok {
+		s.make = func() []any { return items[1:] }
 	}
 	return items[0]
 }
 
-// callToJSON writes JSON as Python's json.dumps does with ensure_ascii off,
-// which is what transformers makes of this filter.
+func callLast(c *call) any {
+	if _, ok := c.on.(*stream); ok {
+		c.run.fail("'last' of a generator; 'list' makes a list of it")
+	}
+	items := c.run.items(c.on)
+	if len(items) == 0 {
+		return &undefined{"an item of nothing"}
+	}
+	return items[len(items)-1]
+}
+
+func callReverse(c *call) any {
+	if s, ok := c.on.(str); ok {
+		return c.run.pick(s, int(characters(s.s))-1, -1, -1)
+	}
+	items := slices.Clone(c.run.items(c.on))
+	slices.Reverse(items)
+	return &stream{func() []any { return items }}
+}
+
+// callIndent puts spaces, or a text, in front of every line but the first.
+// Lines end where Python's str.splitlines says.
+func callIndent(c *call) any {
+	s, ok := c.on.(str)
+	if !ok {
+		c.run.fail("'indent' of %s; a string would be right", typeName(c.on))
+	}
+	by, isText := c.args[0].(str)
+	if !isText {
+		n := max(0, c.number(0, 4))
+		c.run.charge(n)
+		by = str{s: strings.Repeat(" ", n)}
+	}
+	first, blank := truth(c.args[1]), truth(c.args[2])
+	s = c.run.join(s, str{s: "\n"})
+	var parts []str
+	for i := 0; s.s != ""; i++ {
+		n := strings.IndexFunc(s.s, isLineEnd)
+		_, size := utf8.DecodeRuneInString(s.s[n:])
+		if strings.HasPrefix(s.s[n:], "\r\n") {
+			size = 2
+		}
+		c.run.tick(1 + len(s.own))
+		if i > 0 {
+			parts = append(parts, str{s: "\n"})
+		}
+		if i == 0 && first || i > 0 && (n > 0 || blank) {
+			parts = append(parts, by)
+		}
+		parts = append(parts, s.slice(0, n))
+		s = s.slice(n+size, len(s.s))
+	}
+	return c.run.join(parts...)
+}
+
+func isLineEnd(r rune) bool {
+	return r >= '\n' && r <= '\r' || r >= 0x1c && r <= 0x1e || r == 0x85 || r == 0x2028 || r == 0x2029
+}
+
+// callToJSON writes JSON as Python's json.dumps does, with ensure_ascii off
+// unless asked for, which is what transformers makes of this filter.
 func callToJSON(c *call) any {
-	j := jsonWriter{run: c.run, indent: -1}
+	j := jsonWriter{run: c.run, indent: -1, ascii: truth(c.args[1])}
 	if c.given[0] && c.args[0] != nil {
 		if j.indent = c.number(0, 0); j.indent < 0 || j.indent > 16 {
 			c.run.fail("'tojson' with an indent of %d; 0 to 16 would be right", j.indent)
@@ -417,6 +480,7 @@ func callToJSON(c *call) any {
 type jsonWriter struct {
 	run    *run
 	indent int // -1: all on one line
+	ascii  bool
 	out    strBuilder
 }
 
@@ -492,11 +556,15 @@ func (j *jsonWriter) string(s str) {
 	from := 0
 	for i, r := range s.s {
 		esc, ok := jsonEscapes[r]
-		if !ok && r >= ' ' {
-			continue
-		}
-		if !ok {
+		switch {
+		case ok:
+		case r >= 0x10000 && j.ascii:
+			high, low := utf16.EncodeRune(r)
+			esc = fmt.Sprintf(`\u%04x\u%04x`, high, low)
+		case r < ' ' || r >= 0x7f && j.ascii:
 			esc = fmt.Sprintf(`\u%04x`, r)
+		default:
+			continue
 		}
 		j.out.add(s.slice(from, i))
 		j.out.add(str{s: esc})

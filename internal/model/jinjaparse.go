@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -20,6 +21,9 @@ type parser struct {
 	at    int
 	depth int
 	loops int // for statements around this place
+
+	macros  map[string]bool // the names of the template's macros, wherever they stand
+	inMacro bool
 }
 
 // parseTemplate reads a whole template.
@@ -28,7 +32,12 @@ func parseTemplate(src string) (body []stmt, err error) {
 	if !utf8.ValidString(src) {
 		return nil, &flaw{1, "the source is not UTF-8"} // everything later counts in characters
 	}
-	p := &parser{toks: lexTemplate(src)}
+	p := &parser{toks: lexTemplate(src), macros: map[string]bool{}}
+	for i := range len(p.toks) - 2 {
+		if t := p.toks[i : i+3]; t[0].mark == markTag && t[1] == (lexeme{markName, "macro", t[1].line}) && t[2].mark == markName {
+			p.macros[t[2].text] = true
+		}
+	}
 	body, _ = p.block()
 	return body, nil
 }
@@ -120,6 +129,14 @@ func (p *parser) statement(line int) stmt {
 		return p.forTag(line)
 	case "set":
 		return p.setTag(line)
+	case "macro":
+		return p.macroTag(line)
+	case "generation":
+		// transformers' mark of what the assistant said; it prints its body.
+		p.want(markEnd, "%}")
+		s := &scopeStmt{body: p.apart("endgeneration")}
+		p.want(markEnd, "%}")
+		return s
 	case "break", "continue":
 		if p.loops == 0 {
 			p.fail("'%s' outside of a loop", name)
@@ -180,15 +197,54 @@ func (p *parser) setTag(line int) stmt {
 		s.value = p.tuple()
 	case p.is(markEnd, "%}") && s.attr == "" && len(s.names) == 1:
 		p.want(markEnd, "%}")
-		loops := p.loops
-		p.loops = 0 // a jump cannot leave the block
-		s.body, _ = p.block("endset")
-		p.loops = loops
+		s.body = p.apart("endset")
 	default:
 		p.fail("%v where '=' would be right", p.toks[p.at])
 	}
 	p.want(markEnd, "%}")
 	return s
+}
+
+// apart reads a body that no jump can leave.
+func (p *parser) apart(until string) []stmt {
+	loops := p.loops
+	p.loops = 0
+	body, _ := p.block(until)
+	p.loops = loops
+	return body
+}
+
+func (p *parser) macroTag(line int) stmt {
+	m := &macroStmt{line: line, name: p.name()}
+	p.assignable(m.name)
+	p.want(markOp, "(")
+	for !p.skip(markOp, ")") {
+		if len(m.params) > 0 {
+			p.want(markOp, ",")
+			if p.skip(markOp, ")") {
+				break
+			}
+		}
+		name := p.name()
+		p.assignable(name)
+		if slices.Contains(m.params, name) {
+			p.fail("the macro '%s' has two parameters '%s'", m.name, name)
+		}
+		var def expr
+		if p.skip(markOp, "=") {
+			def = p.expr()
+		} else if n := len(m.defaults); n > 0 && m.defaults[n-1] != nil {
+			p.fail("the parameter '%s' without a default follows one with a default", name)
+		}
+		m.params, m.defaults = append(m.params, name), append(m.defaults, def)
+	}
+	p.want(markEnd, "%}")
+	outer := p.inMacro
+	p.inMacro = true
+	m.body = p.apart("endmacro")
+	p.inMacro = outer
+	p.want(markEnd, "%}")
+	return m
 }
 
 // targets reads the names that are assigned to: a, or a, b in brackets or not.
@@ -202,12 +258,17 @@ func (p *parser) targets() []string {
 		p.want(markOp, ")")
 	}
 	for _, n := range names {
-		switch n {
-		case "true", "false", "none", "True", "False", "None", "loop", "in", "if", "else", "and", "or", "not", "is":
-			p.fail("'%s' cannot be assigned", n)
-		}
+		p.assignable(n)
 	}
 	return names
+}
+
+// assignable refuses the language's own words as names.
+func (p *parser) assignable(name string) {
+	switch name {
+	case "true", "false", "none", "True", "False", "None", "loop", "in", "if", "else", "and", "or", "not", "is", "caller", "varargs", "kwargs":
+		p.fail("'%s' cannot be assigned", name)
+	}
 }
 
 // tuple reads an expression, or several with commas, which make a tuple.
@@ -408,8 +469,15 @@ func (p *parser) word(name string) expr {
 		p.at--
 		p.fail("'%s' where a value would be right", name)
 	}
+	if p.inMacro && (name == "caller" || name == "varargs" || name == "kwargs") {
+		p.at--
+		p.fail("'%s' is not supported", name)
+	}
 	if !p.is(markOp, "(") {
 		return &nameExpr{name}
+	}
+	if p.macros[name] {
+		return p.macroCall(name)
 	}
 	switch name {
 	case "namespace", "dict":
@@ -460,6 +528,37 @@ func (p *parser) keywords(name string) (names []string, values []expr) {
 		values = append(values, p.expr())
 	}
 	return names, values
+}
+
+// macroCall reads the arguments of a macro: by place, then by name.
+func (p *parser) macroCall(name string) expr {
+	e := &macroExpr{name: name}
+	p.want(markOp, "(")
+	for first := true; !p.skip(markOp, ")"); first = false {
+		if !first {
+			p.want(markOp, ",")
+			if p.skip(markOp, ")") {
+				break
+			}
+		}
+		if p.named() {
+			n := p.name()
+			if slices.Contains(e.names, n) {
+				p.fail("two arguments '%s' for '%s'", n, name)
+			}
+			p.want(markOp, "=")
+			e.names = append(e.names, n)
+		} else if len(e.names) > 0 {
+			p.fail("an argument of '%s' without a name follows one with a name", name)
+		}
+		e.args = append(e.args, p.expr())
+	}
+	return e
+}
+
+// named tells whether an argument with a name comes next.
+func (p *parser) named() bool {
+	return p.toks[p.at].mark == markName && p.toks[p.at+1].mark == markOp && p.toks[p.at+1].text == "="
 }
 
 // postfix reads attributes, items, slices and method calls after a value.
@@ -523,10 +622,15 @@ func (p *parser) item(e expr) expr {
 // args reads the arguments of a call, by place or by name, into the function's
 // places; what is not given is nil.
 func (p *parser) args(name string, f *function) []expr {
+	p.want(markOp, "(")
+	return p.moreArgs(name, f, true)
+}
+
+// moreArgs is args behind the bracket, or (first false) behind an argument.
+func (p *parser) moreArgs(name string, f *function, first bool) []expr {
 	args := make([]expr, len(f.params))
 	place, named := 0, false
-	p.want(markOp, "(")
-	for first := true; !p.skip(markOp, ")"); first = false {
+	for ; !p.skip(markOp, ")"); first = false {
 		if !first {
 			p.want(markOp, ",")
 			if p.skip(markOp, ")") {
@@ -534,7 +638,7 @@ func (p *parser) args(name string, f *function) []expr {
 			}
 		}
 		at := place
-		if p.toks[p.at].mark == markName && p.toks[p.at+1].mark == markOp && p.toks[p.at+1].text == "=" {
+		if p.named() {
 			at, named = slices.Index(f.params, p.toks[p.at].text), true
 			if at < 0 {
 				p.fail("'%s' has no argument '%s'", name, p.toks[p.at].text)
@@ -570,11 +674,59 @@ func (p *parser) filter(e expr) expr {
 		p.at--
 		p.fail("the filter '%s' is not supported", name)
 	}
+	if f.call == nil {
+		return p.each(e, name)
+	}
 	args := make([]expr, len(f.params))
 	if p.is(markOp, "(") {
 		args = p.args(name, f)
 	}
 	return &callExpr{f: f, name: name, on: e, args: p.enough(name, f, args)}
+}
+
+// each reads the arguments of a filter that applies an attribute, a filter or a
+// test to every item: map, select, reject, selectattr, rejectattr. The name of
+// the filter or test must stand there, so that what is not known is refused now.
+func (p *parser) each(on expr, name string) expr {
+	e := &eachExpr{on: on, name: name}
+	brackets := p.skip(markOp, "(")
+	if strings.HasSuffix(name, "attr") || name == "map" && brackets && p.named() {
+		if !brackets {
+			p.fail("'%s' needs 1 arguments", name)
+		}
+		if name == "map" {
+			if n := p.name(); n != "attribute" {
+				p.at--
+				p.fail("'map' has no argument '%s'", n)
+			}
+			p.want(markOp, "=")
+		}
+		if e.attr = p.expr(); name == "map" || p.skip(markOp, ")") {
+			if name == "map" {
+				p.want(markOp, ")")
+			}
+			return e
+		}
+		p.want(markOp, ",")
+	}
+	if name != "map" && (!brackets || e.attr == nil && p.skip(markOp, ")")) {
+		return e // by truth
+	}
+	f := p.next()
+	kind, table := "test", tests
+	if name == "map" {
+		kind, table = "filter", filters
+	}
+	if !brackets || f.mark != markString {
+		p.at--
+		p.fail("'%s' is not given the name of a %s", name, kind)
+	}
+	if e.f = table[f.text]; e.f == nil || e.f.call == nil {
+		p.at--
+		p.fail("the %s '%s' is not supported by '%s'", kind, f.text, name)
+	}
+	e.call, e.args = f.text, p.moreArgs(f.text, e.f, false)
+	return e
 }
 
 func (p *parser) test(e expr) expr {
@@ -593,8 +745,11 @@ func (p *parser) test(e expr) expr {
 		args[0] = p.postfix(p.primary())
 	}
 	var t expr = &callExpr{f: f, name: name, on: e, args: p.enough(name, f, args)}
-	if p.is(markName, "is") {
+	switch {
+	case p.is(markName, "is"):
 		p.fail("tests cannot be chained")
+	case p.is(markName, "if") || p.is(markName, "in") || p.is(markName, "not"):
+		p.fail("%v behind a test, which Jinja takes for its argument", p.toks[p.at])
 	}
 	if negate {
 		t = &notExpr{t}

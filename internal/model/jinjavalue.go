@@ -100,6 +100,18 @@ type list struct {
 	tuple bool
 }
 
+// stream is what map, select and their like give: items that are made when they
+// are asked for, and only once.
+type stream struct{ make func() []any }
+
+func (s *stream) take() (items []any) {
+	if s.make != nil {
+		items = s.make()
+		s.make = nil
+	}
+	return items
+}
+
 // record is a dictionary, in the order of its keys, or a namespace: a record
 // whose items a set statement may change.
 type record struct {
@@ -138,6 +150,10 @@ func typeName(v any) string {
 		return "a dictionary"
 	case *undefined:
 		return "undefined"
+	case *stream:
+		return "a generator"
+	case *macro:
+		return "a macro"
 	}
 	return "a function"
 }
@@ -155,7 +171,7 @@ func truth(v any) bool {
 		return len(v.items) > 0
 	case *record:
 		return v.mutable || len(v.names) > 0
-	case *function:
+	case *function, *macro, *stream, *loop:
 		return true
 	}
 	return false

@@ -25,7 +25,20 @@ def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
-ENV = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+class Generation(jinja2.ext.Extension):
+    """The statement that transformers adds; it prints its body."""
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("text"), [], [], body).set_lineno(line)
+
+    def text(self, caller):
+        return caller()
+
+
+ENV = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
 ENV.filters["tojson"] = tojson
 ENV.globals["raise_exception"] = raise_exception
 
@@ -117,6 +130,36 @@ LINES = r"""
 {{ (1 }}
 {{ 1 +* 2 }}
 {% break %}
+{% macro f(a, b='x', c=b ~ '!') %}[{{ a }}|{{ b }}|{{ c }}]{% endmacro %}{{ f(1) }}{{ f(1, 2) }}{{ f(b=3, a=4) }}{{ f() }}{{ f(1, c=5,) | length }}{{ f('é').upper()[1:3] }}
+{% macro f(n) %}{{ n }}{% if n > 0 %},{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}{% macro g() %}{{ h() }}{% endmacro %}{% macro h() %}h{% endmacro %}{{ g() }}{{ f is defined }}{{ nof is defined }}
+{% set x = 1 %}{% macro f() %}{{ x }}{% set x = 9 %}{{ x }}{% endmacro %}{% set x = 2 %}{{ f() }}{{ x }}{% for x in [7, 8] %}{{ f() }}{% endfor %}{% set ns = namespace(n=0) %}{% macro inc() %}{% set ns.n = ns.n + 1 %}{% endmacro %}{{ inc() }}{{ inc() }}{{ ns.n }}
+{% if true %}{% macro f(m) -%}  {{ m.role }} {%- endmacro %}{% endif %}{% for m in messages %}{{ f(m) }};{% endfor %}{{ f(messages[0]) ~ f(messages[1]) }}
+{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}
+{% macro f(a) %}{{ a }}{% endmacro %}{{ f(b=2) }}
+{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}
+{{ f(1) }}{% macro f(a) %}{{ a }}{% endmacro %}
+{% macro f(a=1, b) %}{% endmacro %}
+{% macro f(a, b %}{% endmacro %}
+{% macro f %}{% endmacro %}
+{% for m in [1] %}{% macro f() %}{% break %}{% endmacro %}{% endfor %}
+{% macro f(a) %}{{ a.b.c }}{% endmacro %}{{ f({'b': 1}) }}{{ f() }}
+{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ loop.index }}/{{ loop.length }}{{ m.content }}{{ loop.last }}{% endfor %}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}
+{{ (messages | selectattr('role', 'in', ['user', 'system']) | map(attribute='content') | list)[-1] }}{{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | join(',') }}{{ messages | selectattr('nope', 'undefined') | list | length }}{{ messages | selectattr('nope') | list | length }}{{ messages | rejectattr('nope') | list | length }}
+{{ [1, 2, 3, 4] | select('odd') | join }}{{ [1, 2, 3] | reject('odd') | join }}{{ [0, 1, '', 'a', none] | select | join('|') }}{{ [0, 1, ''] | reject() | list | length }}{{ [1, 'a', none] | select('string') | first }}{{ [6, 7] | select('divisibleby', 3) | join }}
+{{ ['a', 'b'] | map('upper') | join }}{{ [' a ', 'b '] | map('trim') | join('|') }}{{ ['axa', 'bxb'] | map('replace', 'x', '-') | join(',') }}{{ messages | map(attribute='content.0') | join }}{{ [[1, 2], [3, 4]] | map(attribute=1) | join }}{{ messages | map('length') | join(',') }}{{ ['a'] | map('default', 'd') | list | length }}
+{% set g = [1, 2, 3] | select('number') %}{{ g | first }}{{ g | join }}{{ g | list | length }}{{ g is iterable }}{{ g is sequence }}{{ 'y' if g else 'n' }}{{ 2 in ([1, 2] | select) }}{{ 3 in ([1, 2] | reverse) }}
+{{ [1, 2, 3] | reverse | join }}{{ 'héy' | reverse }}{{ {'a': 1, 'b': 2} | reverse | join }}{{ ([1, 2] | reverse | list)[0] }}{{ (1, 2) | reverse | first }}{{ undef | reverse | list | length }}{{ undef | select | list | length }}{{ none | map('upper') | list | length }}{{ 0 | select('odd') | join }}
+{{ [1, 2] | select('odd') | length }}
+{{ [1, 2] | select('odd') | last }}
+{{ 5 | select('odd') | list }}
+{{ 5 | reverse }}
+{{ [1] | map(attribute='a.b') | list | length }}
+{{ ['a'] | select('odd') | list }}{{ 1 }}
+{{ [1] | select('odd') | tojson }}
+{{ 'a\nb\n\nc' | indent }}|{{ 'a\nb' | indent(2) }}|{{ 'a\n\nb' | indent(2, true) }}|{{ 'a\n\nb' | indent(width=1, blank=true) }}|{{ 'a\r\nb\rc\x0bd\u2028e\x85' | indent('> ') }}|{{ '' | indent(2, true) }}|{{ 'a\n' | indent(1, blank=true) }}|{{ messages | tojson(indent=2) | indent(4) }}
+{{ undef | indent }}
+{{ 'aé😀\x7f"\n' | tojson }}{{ 'aé😀\x7f"\n' | tojson(ensure_ascii=true) }}{{ ['é'] | tojson(ensure_ascii=false, indent=1) }}
+a{% generation %}b{% set x = 1 %}{{ x }}{% endgeneration %}c{{ x is defined }}{% for m in messages %}{%- generation -%} {{ m.role }} {%- endgeneration -%}{% endfor %}
 """.strip("\n")
 
 BLOCKS = [
@@ -267,7 +310,10 @@ class Random:
             return f"{e()} if {e()} else {e()}"
         if c == 8:
             f = self.r.choice(["trim", "upper", "lower", "title", "capitalize", "length", "default('d')", "default('d', true)", "tojson", "string",
-                               "list", "first", "last", "join('+')", "join", "replace('a', 'zz')", "trim('a')", "tojson(indent=2)"])
+                               "list", "first", "last", "join('+')", "join", "replace('a', 'zz')", "trim('a')", "tojson(indent=2)",
+                               "select | list", "reject('string') | list", "selectattr('role', 'equalto', 'user') | list", "map('upper') | join",
+                               "map(attribute='content') | join('|')", "reverse | list", "rejectattr('role') | list", "map('length') | list", "indent(2)",
+                               "indent('-', true, true)", "select('in', 'abc') | first"])
             return f"({e()}) | {f}"
         if c == 9:
             t = self.r.choice(["defined", "undefined", "none", "string", "number", "integer", "boolean", "mapping", "sequence", "iterable", "true",
@@ -293,7 +339,7 @@ class Random:
         return "{%" + a + " " + inside + " " + b + "%}"
 
     def stmt(self, d):
-        c = self.r.randrange(8)
+        c = self.r.randrange(9)
         if d <= 0 or c < 3:
             a, b = self.r.choice(["", "", "-"]), self.r.choice(["", "", "-"])
             return "{{" + a + " " + self.expr(3) + " " + b + "}}"
@@ -309,6 +355,9 @@ class Random:
             return self.tag(f"set {self.r.choice(['v', 'w'])} = {self.expr(2)}")
         if c == 6:
             return self.tag("set w") + body() + self.tag("endset")
+        if c == 7:
+            params, call = self.r.choice([("", ""), ("v", self.expr(1)), ("v, x=1", self.expr(2)), ("v=w", "v=" + self.expr(1)), ("x, v=x", "x='q'"), ("v, w", "w=" + self.expr(1))])
+            return self.tag(f"macro f{d}({params})") + body() + self.r.choice(["", "{{ x }}"]) + self.tag("endmacro") + f"{{{{ f{d}({call})" + self.r.choice(["", " | length", " | trim", " * 2"]) + " }}"
         return self.r.choice(["{# c #}", "{#- c -#}", "{# a\n b #}"])
 
     def body(self, d):
