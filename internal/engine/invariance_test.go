@@ -28,6 +28,11 @@ func smallWeights(typ kernels.Type) *Weights {
 		Layers: 2, Dim: 64, Heads: 8, KVHeads: 4, HeadDim: 16, FF: 96, Vocab: 101, Context: 700,
 		Eps: 1e-5, Rope: model.Rope{Dim: 12, Theta: 10000, Scale: 1},
 	}
+	embed := kernels.F16
+	if typ == kernels.Q4_K || typ == kernels.Q5_K || typ == kernels.Q6_K {
+		h.Dim, h.HeadDim, h.FF = 256, 32, 256
+		embed = typ
+	}
 	rnd := rand.New(rand.NewPCG(uint64(typ), 7))
 	vector := func(n int) []float32 {
 		v := make([]float32, n)
@@ -39,7 +44,7 @@ func smallWeights(typ kernels.Type) *Weights {
 	matrix := func(typ kernels.Type, rows, cols int) kernels.Matrix { return smallMatrix(rnd, typ, rows, cols) }
 	w := &Weights{
 		hyper: h, print: func() string { return "small" }, norm: vector(h.Dim),
-		embed: matrix(kernels.F16, h.Vocab, h.Dim), output: matrix(kernels.Q8_0, h.Vocab, h.Dim),
+		embed: matrix(embed, h.Vocab, h.Dim), output: matrix(kernels.Q8_0, h.Vocab, h.Dim),
 	}
 	q, kv := h.Heads*h.HeadDim, h.KVHeads*h.HeadDim
 	for range h.Layers {
@@ -54,7 +59,8 @@ func smallWeights(typ kernels.Type) *Weights {
 }
 
 // weightTypes are the weight types that small models are made of.
-var weightTypes = []kernels.Type{kernels.F32, kernels.F16, kernels.BF16, kernels.Q4_0, kernels.Q4_1, kernels.Q5_0, kernels.Q5_1, kernels.Q8_0}
+var weightTypes = []kernels.Type{kernels.F32, kernels.F16, kernels.BF16, kernels.Q4_0, kernels.Q4_1, kernels.Q5_0, kernels.Q5_1,
+	kernels.Q8_0, kernels.Q4_K, kernels.Q5_K, kernels.Q6_K}
 
 // smallMatrix has random weights of about the size that keeps a signal's.
 func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matrix {
@@ -64,15 +70,15 @@ func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matri
 		data[i] = byte(rnd.Uint32())
 	}
 	half := func(b []byte, f float64) { binary.LittleEndian.PutUint16(b, kernels.F32ToF16(float32(f))) }
-	// blocks sets the scale of each block, for weights of so many different
-	// values, and a minimum that lets them be about as much below zero as above.
-	blocks := func(values float64, min bool) {
-		n := typ.RowBytes(32)
+	// blocks sets the scale of each block of n weights to about d, and where
+	// there is a minimum sets it to so many scales.
+	blocks := func(n int, d float64, at int, min float64) {
+		n = typ.RowBytes(n)
 		for b := data; len(b) > 0; b = b[n:] {
-			d := scale * 4 / values * rnd.Float64()
-			half(b, d)
-			if min {
-				half(b[2:], -d*(values-1)/2)
+			d := scale * d * rnd.Float64()
+			half(b[at:], d)
+			if min != 0 {
+				half(b[at+2:], min*d)
 			}
 		}
 	}
@@ -89,12 +95,22 @@ func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matri
 		for i := 0; i < len(data); i += 2 {
 			binary.LittleEndian.PutUint16(data[i:], uint16(math.Float32bits(float32(rnd.NormFloat64()*scale))>>16))
 		}
-	case kernels.Q4_0, kernels.Q4_1:
-		blocks(16, typ == kernels.Q4_1)
-	case kernels.Q5_0, kernels.Q5_1:
-		blocks(32, typ == kernels.Q5_1)
+	case kernels.Q4_0:
+		blocks(32, 1./4, 0, 0)
+	case kernels.Q4_1:
+		blocks(32, 1./4, 0, -7.5)
+	case kernels.Q5_0:
+		blocks(32, 1./8, 0, 0)
+	case kernels.Q5_1:
+		blocks(32, 1./8, 0, -15.5)
 	case kernels.Q8_0:
-		blocks(256, false)
+		blocks(32, 1./64, 0, 0)
+	case kernels.Q4_K:
+		blocks(256, 1./200, 0, 7.5)
+	case kernels.Q5_K:
+		blocks(256, 1./400, 0, 15.5)
+	case kernels.Q6_K:
+		blocks(256, 1./500, 208, 0)
 	}
 	m, err := kernels.NewMatrix(typ, rows, cols, data)
 	if err != nil {

@@ -361,7 +361,7 @@ func TestRefused(t *testing.T) {
 		{`tensor "output_norm.weight": offset 100 is not a multiple`, func(f *builder) { f.tensor("output_norm.weight").offset = 100 }},
 		{`tensor "output_norm.weight": truncated: 128 bytes at data offset 18446744073709551584`, func(f *builder) { f.tensor("output_norm.weight").offset = math.MaxUint64 - 31 }},
 		{`tensor "output_norm.weight": unknown type 99`, func(f *builder) { f.tensor("output_norm.weight").kind = 99 }},
-		{`tensor "output_norm.weight": type Q2_K is not supported; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16`, func(f *builder) { f.tensor("output_norm.weight").kind = 10 }},
+		{`tensor "output_norm.weight": type Q2_K is not supported; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16`, func(f *builder) { f.tensor("output_norm.weight").kind = 10 }},
 		{`rows of 16 values do not divide into Q8_0 blocks of 32`, func(f *builder) {
 			f.tensor("output_norm.weight").kind = Q8_0
 			f.tensor("output_norm.weight").shape = []uint64{16}

@@ -22,6 +22,9 @@ const (
 	Q5_0 Type = 6
 	Q5_1 Type = 7
 	Q8_0 Type = 8
+	Q4_K Type = 12
+	Q5_K Type = 13
+	Q6_K Type = 14
 	BF16 Type = 30
 )
 
@@ -37,14 +40,14 @@ type format struct {
 var formats = map[Type]format{
 	F32: {"F32", 1, 4}, F16: {"F16", 1, 2}, BF16: {"BF16", 1, 2}, Q8_0: {"Q8_0", 32, 34},
 	Q4_0: {"Q4_0", 32, 18}, Q4_1: {"Q4_1", 32, 20}, Q5_0: {"Q5_0", 32, 22}, Q5_1: {"Q5_1", 32, 24},
+	Q4_K: {"Q4_K", 256, 144}, Q5_K: {"Q5_K", 256, 176}, Q6_K: {"Q6_K", 256, 210},
 
-	4: {name: "Q4_2"}, 5: {name: "Q4_3"}, 9: {name: "Q8_1"}, 10: {name: "Q2_K"}, 11: {name: "Q3_K"}, 12: {name: "Q4_K"},
-	13: {name: "Q5_K"}, 14: {name: "Q6_K"}, 15: {name: "Q8_K"}, 16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"},
-	18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"}, 20: {name: "IQ4_NL"}, 21: {name: "IQ3_S"}, 22: {name: "IQ2_S"},
-	23: {name: "IQ4_XS"}, 24: {name: "I8"}, 25: {name: "I16"}, 26: {name: "I32"}, 27: {name: "I64"}, 28: {name: "F64"},
-	29: {name: "IQ1_M"}, 31: {name: "Q4_0_4_4"}, 32: {name: "Q4_0_4_8"}, 33: {name: "Q4_0_8_8"}, 34: {name: "TQ1_0"},
-	35: {name: "TQ2_0"}, 36: {name: "IQ4_NL_4_4"}, 37: {name: "IQ4_NL_4_8"}, 38: {name: "IQ4_NL_8_8"}, 39: {name: "MXFP4"},
-	40: {name: "NVFP4"}, 41: {name: "Q1_0"}, 42: {name: "Q2_0"},
+	4: {name: "Q4_2"}, 5: {name: "Q4_3"}, 9: {name: "Q8_1"}, 10: {name: "Q2_K"}, 11: {name: "Q3_K"}, 15: {name: "Q8_K"},
+	16: {name: "IQ2_XXS"}, 17: {name: "IQ2_XS"}, 18: {name: "IQ3_XXS"}, 19: {name: "IQ1_S"}, 20: {name: "IQ4_NL"},
+	21: {name: "IQ3_S"}, 22: {name: "IQ2_S"}, 23: {name: "IQ4_XS"}, 24: {name: "I8"}, 25: {name: "I16"}, 26: {name: "I32"},
+	27: {name: "I64"}, 28: {name: "F64"}, 29: {name: "IQ1_M"}, 31: {name: "Q4_0_4_4"}, 32: {name: "Q4_0_4_8"},
+	33: {name: "Q4_0_8_8"}, 34: {name: "TQ1_0"}, 35: {name: "TQ2_0"}, 36: {name: "IQ4_NL_4_4"}, 37: {name: "IQ4_NL_4_8"},
+	38: {name: "IQ4_NL_8_8"}, 39: {name: "MXFP4"}, 40: {name: "NVFP4"}, 41: {name: "Q1_0"}, 42: {name: "Q2_0"},
 }
 
 // supported names the formats that are computed with, for error messages.

@@ -11,18 +11,20 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, quants
 
 # Where in a block its f16 scales lie. The first blocks have scales at the edges.
-HALVES = {T.F16: [0], T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0]}
+HALVES = {T.F16: [0], T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
+          T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208]}
 EDGES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF]
 
 rng = np.random.default_rng(1)
 cases = []
-for t in [T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0]:
+for t in [T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K]:
     values, size = GGML_QUANT_SIZES[t]
-    n = max(8, 64 // values)
+    n = max(8 if values < 256 else 2, 64 // values)
     data = rng.integers(0, 256, (n, size), dtype=np.uint8)
     for at in HALVES.get(t, []):
         scale = rng.normal(0, 0.02, n).astype(np.float16)
-        scale.view(np.uint16)[: len(EDGES)] = EDGES
+        if n > len(EDGES):
+            scale.view(np.uint16)[: len(EDGES)] = EDGES
         data[:, at : at + 2] = scale.view(np.uint8).reshape(n, 2)
     if t == T.BF16:
         data[data[:, 1] & 0x7F == 0x7F, 1] = 0x3F  # no infinity, no NaN

@@ -13,7 +13,7 @@ import (
 func plain(y []float32, m *Matrix, q []int8, scale, sum []float32, n int) {
 	f := formats[m.Type]
 	blocks := m.Cols / f.block
-	w := make([]int8, f.block)
+	w := make([]int16, f.block)
 	for r := range m.Rows {
 		for t := range n {
 			y[t*m.Rows+r] = 0
@@ -35,36 +35,52 @@ func plain(y []float32, m *Matrix, q []int8, scale, sum []float32, n int) {
 }
 
 // plainBlock takes one block apart.
-func plainBlock(w []int8, typ Type, src []byte) (d, m float32) {
+func plainBlock(w []int16, typ Type, src []byte) (d, m float32) {
 	half := func(at int) float32 { return F16ToF32(binary.LittleEndian.Uint16(src[at:])) }
 	switch typ {
 	case Q4_0:
 		for i, v := range src[2:] {
-			w[i], w[i+16] = int8(v&15)-8, int8(v>>4)-8
+			w[i], w[i+16] = int16(v&15)-8, int16(v>>4)-8
 		}
 		return half(0), 0
 	case Q4_1:
 		for i, v := range src[4:] {
-			w[i], w[i+16] = int8(v&15), int8(v>>4)
+			w[i], w[i+16] = int16(v&15), int16(v>>4)
 		}
 		return half(0), half(2)
 	case Q5_0:
 		h := binary.LittleEndian.Uint32(src[2:])
 		for i, v := range src[6:] {
-			w[i], w[i+16] = int8(v&15|byte(h>>i&1)<<4)-16, int8(v>>4|byte(h>>(i+16)&1)<<4)-16
+			w[i], w[i+16] = int16(v&15|byte(h>>i&1)<<4)-16, int16(v>>4|byte(h>>(i+16)&1)<<4)-16
 		}
 		return half(0), 0
 	case Q5_1:
 		h := binary.LittleEndian.Uint32(src[4:])
 		for i, v := range src[8:] {
-			w[i], w[i+16] = int8(v&15|byte(h>>i&1)<<4), int8(v>>4|byte(h>>(i+16)&1)<<4)
+			w[i], w[i+16] = int16(v&15|byte(h>>i&1)<<4), int16(v>>4|byte(h>>(i+16)&1)<<4)
 		}
 		return half(0), half(2)
 	case Q8_0:
 		for i, v := range src[2:] {
-			w[i] = int8(v)
+			w[i] = int16(int8(v))
 		}
 		return half(0), 0
+	case Q4_K, Q5_K:
+		s, _ := sixes((*[12]byte)(src[4:]))
+		h, q := make([]byte, 32), src[16:]
+		if typ == Q5_K {
+			h, q = q[:32], q[32:]
+		}
+		for i := range w {
+			w[i] = int16(s>>(i/32*8)&63) * int16(q[i/64*32+i%32]>>(i/32%2*4)&15|h[i%32]>>(i/32)&1<<4)
+		}
+		return half(0), half(2)
+	case Q6_K:
+		k := &cast[blockQ6_K](src)[0]
+		for i := range w {
+			w[i] = int16(int8(k.s[i/16])) * int16(k.at(i))
+		}
+		return half(208), 0
 	}
 	panic("no such type")
 }
@@ -114,6 +130,7 @@ var shapes = []struct {
 	{Q4_1, 1536, 768, 512}, {Q4_1, 768, 1536, 512}, {Q4_1, 1536, 768, 8}, {Q4_1, 1536, 768, 1},
 	{Q8_0, 1536, 768, 512}, {Q8_0, 4096, 768, 8}, {Q8_0, 4096, 768, 1},
 	{Q4_0, 1536, 768, 512}, {Q4_0, 1536, 768, 1}, {Q5_0, 1536, 768, 512}, {Q5_0, 1536, 768, 1}, {Q5_1, 1536, 768, 512}, {Q5_1, 1536, 768, 1},
+	{Q4_K, 1536, 768, 512}, {Q4_K, 1536, 768, 1}, {Q5_K, 1536, 768, 512}, {Q5_K, 1536, 768, 1}, {Q6_K, 1536, 768, 512}, {Q6_K, 1536, 768, 1},
 	{F16, 512, 256, 512}, {F16, 512, 256, 1},
 }
 

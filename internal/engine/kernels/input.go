@@ -30,6 +30,7 @@ const (
 	floats  formKind = iota // no words: the float form
 	quads                   // four sums of 16 bits
 	triples                 // three of 21 bits
+	pairs                   // two of 32 bits
 )
 
 var layouts = [...]struct {
@@ -39,12 +40,14 @@ var layouts = [...]struct {
 }{
 	quads:   {4, 16, 4, Block},
 	triples: {3, 21, 2, Block},
+	pairs:   {2, 32, 2, Super},
 }
 
 // form is one int8 form of all vectors; without words nobody wants it.
 type form struct {
 	words  []int64
 	blocks []quants
+	sums   [][2][Super / 16]int32 // pairs: of q, over each 16
 }
 
 // quants is what a product needs to know of one block of the vectors that lie
@@ -58,6 +61,7 @@ type quants struct {
 type vector struct {
 	words  []int64
 	blocks []quants
+	sums   [][2][Super / 16]int32
 	lane   int
 }
 
@@ -80,6 +84,9 @@ func NewInput(n, cols int, float bool, types ...Type) *Input {
 		}
 		words := (n + Group - 1) / Group * Group / l.vectors
 		f.words, f.blocks = make([]int64, words*cols), make([]quants, words*cols/l.block)
+		if kind == pairs {
+			f.sums = make([][2][Super / 16]int32, len(f.blocks))
+		}
 	}
 	return x
 }
@@ -94,9 +101,12 @@ func (x *Input) Prepare(t0, t1 int) {
 	if t1 == x.N && x.N > narrow { // empty lanes of the last words
 		end = (t1 + Group - 1) / Group * Group
 	}
-	if x.forms[quads].words != nil || x.forms[triples].words != nil {
-		for t := t0; t < end; t++ {
+	for t := t0; t < end; t++ {
+		if x.forms[quads].words != nil || x.forms[triples].words != nil {
 			x.blocks32(t, t < t1)
+		}
+		if x.forms[pairs].words != nil {
+			x.blocks256(t, t < t1)
 		}
 	}
 }
@@ -117,6 +127,34 @@ func (x *Input) blocks32(t int, there bool) {
 		for kind := quads; kind <= triples; kind++ {
 			if x.forms[kind].words != nil {
 				x.lay(kind, t, b, &q, scale, sum)
+			}
+		}
+	}
+}
+
+// blocks256 makes the form with blocks of 256 of vector t, or of a zero one.
+func (x *Input) blocks256(t int, there bool) {
+	f, g, lane := &x.forms[pairs], t/2, t%2
+	for b := range x.Cols / Super {
+		var q [Super]int64
+		k := g*(x.Cols/Super) + b
+		f.blocks[k].scale[lane] = 0
+		if there {
+			f.blocks[k].scale[lane], _ = quantise(q[:], x.Row(t)[b*Super:][:Super])
+		}
+		for i, part := range cast[[16]int64](q[:]) {
+			sum := int64(0)
+			for _, v := range part {
+				sum += v
+			}
+			f.sums[k][lane][i] = int32(sum)
+		}
+		for i := range cast[[Block]int64](q[:]) {
+			at, part := b*Super+i*Block, &cast[[Block]int64](q[:])[i]
+			if x.N > narrow {
+				spread(f.words[g*x.Cols+at:], part, lane, layouts[pairs].bits)
+			} else {
+				layTwos(f.words[(t*x.Cols+at)/2:], part)
 			}
 		}
 	}
@@ -172,7 +210,11 @@ func (x *Input) lay(kind formKind, t, b int, q *[Block]int64, scale float32, sum
 func (x *Input) vector(kind formKind, t int) vector {
 	f, l := &x.forms[kind], &layouts[kind]
 	n, blocks := x.Cols/l.narrow, x.Cols/l.block
-	return vector{f.words[t*n:][:n], f.blocks[t/l.vectors*blocks:][:blocks], t % l.vectors}
+	v := vector{words: f.words[t*n:][:n], blocks: f.blocks[t/l.vectors*blocks:][:blocks], lane: t % l.vectors}
+	if kind == pairs {
+		v.sums = f.sums[t/l.vectors*blocks:][:blocks]
+	}
+	return v
 }
 
 // spread puts q into lane l of words with lanes of so many bits. Lane 0 comes

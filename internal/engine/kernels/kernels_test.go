@@ -40,10 +40,12 @@ func refQuantise(x []float32) (q []int32, scale float32) {
 	return q, scale
 }
 
-// refBlock is one block of weights in plain numbers: w[i] = d q[i] + m.
+// refBlock is one block of weights in plain numbers: w[i] = d q[i] + m for
+// blocks of 32, d q[i] - m n[i/32] for those of 256, q with their scales.
 type refBlock struct {
 	q    []int32
 	d, m float32
+	n    []int32
 }
 
 // refDecode follows the layouts of ggml, one weight at a time.
@@ -64,9 +66,28 @@ func refDecode(typ Type, b []byte) (k refBlock) {
 			k.q = append(k.q, (nibble(6, i)|fifth(2, i))-16)
 		case Q5_1:
 			k.q, k.m = append(k.q, nibble(8, i)|fifth(4, i)), half(2)
+		case Q4_K:
+			s, n := refSixes(b[4:16], i/32)
+			k.q, k.n, k.m = append(k.q, s*int32(b[16+i/64*32+i%32]>>(i/32%2*4)&15)), append(k.n, n), half(2)
+		case Q5_K:
+			s, n := refSixes(b[4:16], i/32)
+			q := b[48+i/64*32+i%32]>>(i/32%2*4)&15 | b[16+i%32]>>(i/32)&1<<4
+			k.q, k.n, k.m = append(k.q, s*int32(q)), append(k.n, n), half(2)
+		case Q6_K:
+			part := i / 32 % 4
+			q := b[i/128*64+part%2*32+i%32]>>(part/2*4)&15 | b[128+i/128*32+i%32]>>(2*part)&3<<4
+			k.q, k.d = append(k.q, int32(int8(b[192+i/16]))*(int32(q)-32)), half(208)
 		}
 	}
 	return k
+}
+
+// refSixes are scale and minimum i of Q4_K and Q5_K.
+func refSixes(b []byte, i int) (s, n int32) {
+	if i < 4 {
+		return int32(b[i] & 63), int32(b[4+i] & 63)
+	}
+	return int32(b[4+i]&15 | b[i-4]>>6<<4), int32(b[4+i]>>4 | b[i]>>6<<4)
 }
 
 // refProduct is row r times x in the arithmetic of docs/numerics.md, and in
@@ -81,8 +102,16 @@ func refProduct(m *Matrix, r int, x []float32) (y float32, exact, bound float64)
 			isum += q[i] * k.q[i]
 			sum += q[i]
 		}
-		y += float32(float32(isum)*float32(k.d*scale)) + float32(k.m*float32(float32(sum)*scale))
+		add := float32(k.m * float32(float32(sum)*scale))
 		one, two := float64(isum)*float64(k.d)*float64(scale), float64(k.m)*float64(sum)*float64(scale)
+		if f.block == Super {
+			sum = 0
+			for i := range k.n {
+				sum += q[i] * k.n[i]
+			}
+			add, two = -float32(float32(sum)*float32(k.m*scale)), -float64(sum)*float64(k.m)*float64(scale)
+		}
+		y += float32(float32(isum)*float32(k.d*scale)) + add
 		exact += one + two
 		bound += math.Abs(one) + math.Abs(two)
 	}
@@ -100,7 +129,7 @@ func weightTypes() (all []Type) {
 }
 
 // halves says where in a block of quantised weights its f16 scales lie.
-var halves = map[Type][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}}
+var halves = map[Type][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}, Q4_K: {0, 2}, Q5_K: {0, 2}, Q6_K: {208}}
 
 func randomMatrix(t testing.TB, rnd *rand.Rand, typ Type, rows, cols int) Matrix {
 	data := make([]byte, typ.RowBytes(cols)*rows)

@@ -16,6 +16,9 @@ const (
 	Q5_0 Type = 6
 	Q5_1 Type = 7
 	Q8_0 Type = 8
+	Q4_K Type = 12
+	Q5_K Type = 13
+	Q6_K Type = 14
 	BF16 Type = 30 // the upper half of a float32
 )
 
@@ -42,6 +45,9 @@ var formats = [...]format{
 	Q5_0: {"Q5_0", Block, size[blockQ5_0](), widenQ5_0, triples, dotQ5_0, unpackQ5_0, 0},
 	Q5_1: {"Q5_1", Block, size[blockQ5_1](), widenQ5_1, triples, dotQ5_1, unpackQ5_1, 0},
 	Q8_0: {"Q8_0", Block, size[blockQ8_0](), widenQ8_0, triples, dotQ8_0, unpackQ8_0, 0},
+	Q4_K: {"Q4_K", Super, size[blockQ4_K](), widenQ4_K, pairs, dotQ4_K, unpackQ4_K, 0},
+	Q5_K: {"Q5_K", Super, size[blockQ5_K](), widenQ5_K, pairs, dotQ5_K, unpackQ5_K, 0},
+	Q6_K: {"Q6_K", Super, size[blockQ6_K](), widenQ6_K, pairs, dotQ6_K, unpackQ6_K, 0},
 }
 
 // known is the type's entry, or nil.
@@ -103,6 +109,7 @@ func (m *Matrix) Row(dst []float32, r int) { formats[m.Type].widen(dst[:m.Cols],
 type Scratch struct {
 	w    []tile       // four rows of weights, per 32 columns
 	d, m [][4]float32 // their scales and minima, per block
+	n    [][4]uint64  // Q4_K and Q5_K: bytes that m is multiplied with, see sixes
 	acc  [4][4]float32
 	x    vector
 	f    []float32 // a row of float weights
@@ -111,7 +118,10 @@ type Scratch struct {
 // NewScratch is enough for matrices of up to cols columns.
 func NewScratch(cols int) *Scratch {
 	n := (cols + Block - 1) / Block
-	return &Scratch{w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), f: make([]float32, cols)}
+	return &Scratch{
+		w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), n: make([][4]uint64, cols/Super),
+		f: make([]float32, cols),
+	}
 }
 
 // Mul computes rows [r0, r1) of y = W x for inputs [t0, t1) of x: y[t*stride+r]

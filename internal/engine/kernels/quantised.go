@@ -10,7 +10,8 @@ import (
 // it in any order. Then, for each output, blocks are added in index order:
 //
 //	y += float32(isum) × (d × scale)                  types without a minimum
-//	y += float32(isum) × (d × scale) + m × sum        types with one
+//	y += float32(isum) × (d × scale) + m × sum        blocks of 32 with one
+//	y += float32(isum) × (d × scale) - float32(Σ n sum) × (m × scale)    of 256
 //
 // A general register is used as a small vector: a 64-bit word holds several
 // integers q at fixed distances, and one multiplication multiplies them all.
@@ -21,6 +22,7 @@ import (
 //
 //	4 bits, as -8 … 7:          8 × 127 × 32 =  32512 < 2^15: four lanes of 16 bits
 //	8 bits, as -128 … 127:    128 × 127 × 32 = 520192 < 2^20: three lanes of 21 bits
+//	scale × 6 bits: 128 × 32 × 127 × 256 = 133169152 < 2^31: two lanes of 32 bits
 //
 // Narrow (up to three inputs): lanes of a word are weights as they lie in the
 // file, lanes of the other word are the activations of the same indexes in
@@ -28,7 +30,7 @@ import (
 // multiplication of polynomials. Lower lanes must stay below half of the top
 // lane's unit; rounding takes them off.
 //
-// So one multiplication does 4 or 3 (narrow: 2) products, where a plain loop
+// So one multiplication does 4, 3 or 2 (narrow: 4 or 2) products, where a plain loop
 // does one. That is the limit of these loops: one multiplication a cycle.
 
 type half [2]byte
@@ -81,6 +83,8 @@ func (m *Matrix) mulWide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, 
 				sweepQuads(s, words, blocks, f.lack)
 			case triples:
 				sweepTriples(s, words, blocks)
+			case pairs:
+				sweepPairs(s, words, blocks, in.sums[g*n:][:n], m.Type != Q6_K)
 			}
 			for i := range min(l.vectors, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
@@ -130,6 +134,33 @@ func sweepTriples(s *Scratch, words []int64, blocks []quants) {
 			y[0] += float32(float32(int32(u&mask)-half)*float32(d*k.scale[0])) + float32(m*k.sum[0])
 			y[1] += float32(float32(int32(u>>21&mask)-half)*float32(d*k.scale[1])) + float32(m*k.sum[1])
 			y[2] += float32(float32(int32(u>>42)-half)*float32(d*k.scale[2])) + float32(m*k.sum[2])
+		}
+	}
+}
+
+// sweepPairs multiplies four rows with two inputs, over blocks of 256.
+//
+//go:norace
+func sweepPairs(s *Scratch, words []int64, blocks []quants, sums [][2][Super / 16]int32, minimum bool) {
+	w, x := cast[[8]tile](s.w)[:len(blocks)], cast[[8][Block]int64](words)[:len(blocks)]
+	d, m, n, sums := s.d[:len(blocks)], s.m[:len(blocks)], s.n[:len(blocks)], sums[:len(blocks)]
+	for b := range blocks {
+		k, d, m := &blocks[b], &d[b], &m[b]
+		var a [4]int64
+		for i := range 8 {
+			a0, a1, a2, a3 := dot4(&x[b][i], &w[b][i])
+			a[0], a[1], a[2], a[3] = a[0]+a0, a[1]+a1, a[2]+a2, a[3]+a3
+		}
+		for r, a := range a {
+			y, lo := &s.acc[r], int32(a)
+			hi := int32((a - int64(lo)) >> 32)
+			p0, p1 := float32(float32(lo)*float32(d[r]*k.scale[0])), float32(float32(hi)*float32(d[r]*k.scale[1]))
+			if minimum {
+				p0 -= float32(float32(least(n[b][r], &sums[b][0])) * float32(m[r]*k.scale[0]))
+				p1 -= float32(float32(least(n[b][r], &sums[b][1])) * float32(m[r]*k.scale[1]))
+			}
+			y[0] += p0
+			y[1] += p1
 		}
 	}
 }

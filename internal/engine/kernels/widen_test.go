@@ -33,6 +33,14 @@ func TestRowByHand(t *testing.T) {
 		{Q4_1, block(20, map[int]byte{1: 0x34, 3: 0xbc, 4: 0xf9, 19: 0x0f}), -1, map[int]float32{0: 1.25, 16: 2.75, 15: 2.75}},
 		{Q5_0, block(22, map[int]byte{1: 0x34, 2: 0x01, 5: 0x80, 6: 0xf9, 21: 0x0f}), -4, map[int]float32{0: 2.25, 16: -0.25, 15: -0.25, 31: 0}},
 		{Q5_1, block(24, map[int]byte{1: 0x34, 3: 0xbc, 4: 0x01, 7: 0x80, 8: 0xf9, 23: 0x0f}), -1, map[int]float32{0: 5.25, 16: 2.75, 15: 2.75, 31: 3}},
+		// s[0] = 1, n[0] = 2, s[1] = 3; s[4] = 1 + 2<<4 = 33, n[4] = 4 + 1<<4 = 20
+		{Q4_K, block(144, map[int]byte{1: 0x34, 3: 0xbc, 4: 0x81, 8: 0x42, 5: 3, 12: 0x41, 16: 0x59, 47: 0xa0, 80: 0x02}), 0,
+			span(map[int]float32{0: 4.25, 32: 3.75, 63: 7.5, 128: 36.5}, 0, 32, 2, 128, 160, 20)},
+		{Q5_K, block(176, map[int]byte{1: 0x34, 3: 0xbc, 4: 0x81, 8: 0x42, 5: 3, 12: 0x41, 16: 0x03, 47: 0x10, 48: 0x59, 79: 0xa0, 112: 0x02}), 0,
+			span(map[int]float32{0: 8.25, 32: 15.75, 63: 7.5, 128: 36.5, 159: 152}, 0, 32, 2, 128, 160, 20)},
+		// s[0] = 1, s[3] = -2, s[4] = 1, s[15] = 127; the rest are 0
+		{Q6_K, block(210, map[int]byte{209: 0x34, 192: 1, 195: 0xfe, 196: 1, 207: 127, 0: 0x53, 63: 0x0f, 128: 0x1c, 159: 0x04, 191: 0xc0, 127: 0xf0}), 0,
+			span(map[int]float32{0: -7.25, 64: -2.75, 63: 0.5, 255: 984.25}, 0, 16, -8, 48, 64, 16, 64, 80, -8, 240, 256, -1016)},
 	} {
 		cols := max(32, formats[c.typ].block)
 		m, err := NewMatrix(c.typ, 1, cols, c.data)
@@ -47,6 +55,19 @@ func TestRowByHand(t *testing.T) {
 			t.Errorf("%v: %v, want %v", c.typ, got, want)
 		}
 	}
+}
+
+// span adds, for each three numbers, a value for all indexes from the first to
+// before the second that have none.
+func span(set map[int]float32, ranges ...int) map[int]float32 {
+	for ; len(ranges) > 0; ranges = ranges[3:] {
+		for i := ranges[0]; i < ranges[1]; i++ {
+			if _, ok := set[i]; !ok {
+				set[i] = float32(ranges[2])
+			}
+		}
+	}
+	return set
 }
 
 // TestRowAgainstGGML: random blocks are exactly what the gguf package says
