@@ -70,6 +70,7 @@ type kvTimeout struct {
 }
 
 type routerOnly struct {
+	Workers        string        `help:"File that names workers, taken over whenever it changes." placeholder:"FILE"`
 	Policy         string        `help:"How a worker is chosen: least_load, power_of_two, round_robin or random." default:"least_load"`
 	PrefillPolicy  string        `help:"The same for prefill workers alone." placeholder:"POLICY"`
 	DecodePolicy   string        `help:"The same for decode workers alone." placeholder:"POLICY"`

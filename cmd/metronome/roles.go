@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
@@ -204,22 +205,47 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
 	cfg.IdleTimeout, cfg.MaxRequests = c.IdleTimeout, c.MaxRequests
 	cfg.Tokens, cfg.PeerToken, cfg.Log = api.NewTokens(a.accept...), a.peer, log
-	r, err := router.New(cfg)
+	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	defer cancel()
+	r, err := c.router(ctx, cfg)
 	if err != nil {
-		return usageError{err}
+		return err
 	}
 	ln, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(c.lifetime(ctx))
-	defer cancel()
 	line := readyLine{Ready: true, Role: "router", HTTP: "http://" + c.reach(ln), PID: os.Getpid()}
 	go func() { // ends by itself after firstProbes, or with ctx
 		waitReady(ctx, "http://"+ln.Addr().String())
 		c.announce(line)
 	}()
 	return r.Run(ctx, ln)
+}
+
+// router makes the router, with the workers of the flags and, if one is given,
+// of the file, whose changes it follows.
+func (c *routerCmd) router(ctx context.Context, cfg router.Config) (*router.Router, error) {
+	cfg.Watched = c.Workers != ""
+	r, err := router.New(cfg)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if c.Workers == "" {
+		return r, nil
+	}
+	f, err := follow("workers", c.Workers, func(data []byte) error {
+		w, err := parseWorkers(data)
+		if err != nil {
+			return err
+		}
+		return r.SetWorkers(slices.Concat(c.Prefill, w.Prefill), slices.Concat(c.Decode, w.Decode))
+	})
+	if err != nil {
+		return nil, err
+	}
+	go f.run(ctx, cfg.Log) // ends with ctx; nothing waits for it
+	return r, nil
 }
 
 // firstProbes is how long a router waits for a usable pair before it says that

@@ -133,6 +133,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"decode", bad}, "bad.gguf"},
 		{[]string{"router", "--prefill=ftp://x", "--decode=http://127.0.0.1:1"}, "ftp"},
 		{[]string{"router", "--decode=http://127.0.0.1:1"}, "prefill"},
+		{[]string{"router", "--workers=/no/such/file"}, "/no/such/file"},
+		{[]string{"router", "--workers=" + settings}, "prefill and decode"},
 		{[]string{"router", "--policy=best", "--prefill=http://127.0.0.1:1", "--decode=http://127.0.0.1:2"}, "best"},
 		{[]string{"bench"}, "not built"},
 		{[]string{"sim"}, "not built"},

@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Prefill       []string      // URL or URL,BOOTSTRAP_PORT
 	Decode        []string      // URL
+	Watched       bool          // the members change (SetWorkers): a pool may be empty
 	Policy        string        // least_load, power_of_two, round_robin or random, for both legs
 	PrefillPolicy string        // "": Policy
 	DecodePolicy  string        // "": Policy
@@ -94,10 +95,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("max-ejected is %g; it must be between 0 and 1 (100%%)", c.MaxEjected)
 	case c.Drain < 0:
 		return fmt.Errorf("drain is %v; it must not be negative", c.Drain)
-	case len(c.Prefill) == 0:
-		return fmt.Errorf("no prefill worker; name one with --prefill URL[,BOOTSTRAP_PORT]")
-	case len(c.Decode) == 0:
-		return fmt.Errorf("no decode worker; name one with --decode URL")
+	case len(c.Prefill) == 0 && !c.Watched:
+		return fmt.Errorf("no prefill worker; name one with --prefill URL[,BOOTSTRAP_PORT] or in --workers FILE")
+	case len(c.Decode) == 0 && !c.Watched:
+		return fmt.Errorf("no decode worker; name one with --decode URL or in --workers FILE")
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

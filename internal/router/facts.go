@@ -97,7 +97,10 @@ func (r *Router) serverInfo(w http.ResponseWriter, req *http.Request) {
 		})
 	}
 	g.Wait()
-	n := len(r.table.pools[Prefill].workers)
+	n := 0
+	for n < len(all) && all[n].role == Prefill {
+		n++
+	}
 	writeJSON(w, map[string][]json.RawMessage{"prefill": infos[:n], "decode": infos[n:]})
 }
 

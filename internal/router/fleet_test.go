@@ -38,12 +38,14 @@ type stub struct {
 
 	mu     sync.Mutex
 	health http.HandlerFunc // under mu: probes come at any time; nil: 200
+	probes int
 	bodies [][]byte
 	heads  []http.Header
 	ended  []time.Duration // how long each request ran until it ended or its caller left
 }
 
 func (s *stub) requests() [][]byte { s.mu.Lock(); defer s.mu.Unlock(); return s.bodies }
+func (s *stub) probed() int        { s.mu.Lock(); defer s.mu.Unlock(); return s.probes }
 func (s *stub) header(i int) http.Header {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,6 +57,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" {
 		s.mu.Lock()
 		health := s.health
+		s.probes++
 		s.mu.Unlock()
 		if health != nil {
 			health(w, r)

@@ -14,7 +14,20 @@ import (
 	"time"
 )
 
-// probeWorker probes one worker at a fixed rate until ctx ends. Probes may
+// startProbing gives each worker a prober, once the router runs.
+func (r *Router) startProbing(workers []*worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.probing {
+		return
+	}
+	for _, w := range workers {
+		r.probers.Go(func() { r.probeWorker(r.base, w) })
+	}
+}
+
+// probeWorker probes one worker at a fixed rate until ctx ends or it is no
+// member any more and has no legs. Probes may
 // overlap, so one that hangs does not delay the next; their number is bounded
 // by how many fit into the time-out.
 func (r *Router) probeWorker(ctx context.Context, w *worker) {
@@ -35,6 +48,9 @@ func (r *Router) probeWorker(ctx context.Context, w *worker) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
+			return
+		}
+		if r.table.forget(w) {
 			return
 		}
 	}

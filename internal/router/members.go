@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -25,9 +26,14 @@ type worker struct {
 
 	// Under table.mu.
 	standing standing
-	load     int64 // tokens outstanding
-	legs     int   // open
+	load     int64         // tokens outstanding
+	legs     int           // open
+	leaving  time.Duration // not 0: it is to go, at the latest then
 }
+
+// same tells whether two are one member of a pool: what decodes are told of it
+// is the same, too.
+func (w *worker) same(o *worker) bool { return w.name == o.name && w.bootstrapPort == o.bootstrapPort }
 
 // parseWorker reads URL, and for a prefill URL[,BOOTSTRAP_PORT].
 func parseWorker(role Leg, s string) (*worker, error) {
@@ -76,7 +82,15 @@ func parseWorker(role Leg, s string) (*worker, error) {
 	return w, nil
 }
 
-// table is the pools of workers and who is in them.
+// leaveFor is how long a worker that was removed goes on being used while there
+// is no other to use.
+const leaveFor = 30 * time.Second
+
+// table is the pools of workers and who is in them. The members may change at
+// any time. One that is removed leaves when another one of its pool is usable,
+// or after leaveFor: so replacing the members never leaves a gap, whatever the
+// order and however long the new ones take to start. Its legs go on to their
+// end, and it is probed until then.
 type table struct {
 	maxEjected float64
 	failLimit  int
@@ -87,40 +101,111 @@ type table struct {
 }
 
 type pool struct {
-	workers []*worker
+	workers []*worker // the members, also those that are leaving
+	gone    []*worker // members no more, with legs that are open
 	picker  picker
 	seen    []candidate // scratch for pick
 }
 
 func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	t := &table{maxEjected: cfg.MaxEjected, failLimit: cfg.HealthFails, metrics: m}
-	for leg, c := range [...]struct {
-		urls   []string
-		policy string
-	}{{cfg.Prefill, cfg.PrefillPolicy}, {cfg.Decode, cfg.DecodePolicy}} {
-		if c.policy == "" {
-			c.policy = cfg.Policy
-		}
-		policy, err := ParsePolicy(c.policy)
+	for leg, name := range [...]string{cfg.PrefillPolicy, cfg.DecodePolicy} {
+		policy, err := ParsePolicy(cmp.Or(name, cfg.Policy))
 		if err != nil {
 			return nil, err
 		}
-		p := &t.pools[leg]
-		p.picker = newPicker(policy, rand.Uint64())
-		for _, s := range c.urls {
+		t.pools[leg].picker = newPicker(policy, rand.Uint64())
+	}
+	lists, err := parseWorkers(cfg.Prefill, cfg.Decode)
+	if err != nil {
+		return nil, err
+	}
+	t.set(0, lists)
+	return t, nil
+}
+
+// parseWorkers reads the members of both pools.
+func parseWorkers(prefill, decode []string) (lists [2][]*worker, err error) {
+	for leg, urls := range [...][]string{prefill, decode} {
+		for _, s := range urls {
 			w, err := parseWorker(Leg(leg), s)
 			if err != nil {
-				return nil, err
+				return lists, err
 			}
-			if slices.ContainsFunc(p.workers, func(o *worker) bool { return o.name == w.name }) {
-				return nil, fmt.Errorf("--%s %s is given twice", w.role, w.name)
+			if slices.ContainsFunc(lists[leg], func(o *worker) bool { return o.name == w.name }) {
+				return lists, fmt.Errorf("%s %s is given twice", w.role, w.name)
 			}
-			p.workers = append(p.workers, w)
+			lists[leg] = append(lists[leg], w)
 		}
-		p.seen = make([]candidate, len(p.workers))
 	}
+	return lists, nil
+}
+
+// set makes these the members and tells who is new and who is to leave. A
+// worker that stays, or comes back before it is gone, keeps its standing and
+// its load.
+func (t *table) set(now time.Duration, lists [2][]*worker) (added, removed []*worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for leg := range t.pools {
+		p := &t.pools[leg]
+		known := slices.Concat(p.workers, p.gone)
+		var members []*worker
+		for _, w := range lists[leg] {
+			if i := slices.IndexFunc(known, w.same); i >= 0 {
+				w = known[i]
+				w.leaving = 0
+			} else {
+				added = append(added, w)
+			}
+			members = append(members, w)
+		}
+		stays := func(w *worker) bool { return slices.Contains(members, w) }
+		p.gone = slices.DeleteFunc(p.gone, stays)
+		for _, w := range p.workers {
+			if stays(w) {
+				continue
+			}
+			if w.leaving == 0 {
+				w.leaving = now + leaveFor
+				removed = append(removed, w)
+			}
+			members = append(members, w)
+		}
+		p.workers = members
+	}
+	t.sweep(now)
 	t.count()
-	return t, nil
+	return added, removed
+}
+
+// sweep takes those out who are leaving and are not needed any more.
+func (t *table) sweep(now time.Duration) {
+	for leg := range t.pools {
+		p := &t.pools[leg]
+		replaced := slices.ContainsFunc(p.workers, func(w *worker) bool { return w.leaving == 0 && w.standing.usable(now) })
+		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool {
+			goes := w.leaving != 0 && (replaced || now >= w.leaving)
+			if goes {
+				p.gone = append(p.gone, w)
+			}
+			return goes
+		})
+	}
+}
+
+// forget tells whether a worker is gone and nothing of it is left to watch.
+func (t *table) forget(w *worker) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := &t.pools[w.role]
+	i := slices.Index(p.gone, w)
+	if i < 0 || w.legs > 0 {
+		return false
+	}
+	p.gone = slices.Delete(p.gone, i, i+1)
+	t.count()
+	return true
 }
 
 // cost is what the request adds to each leg's load, in tokens as far as they can
@@ -149,8 +234,15 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 	defer t.mu.Unlock()
 	for leg := range t.pools {
 		p := &t.pools[leg]
-		for i, w := range p.workers {
-			p.seen[i] = candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), full: w.standing.full(now, w.legs), load: w.load}
+		p.seen = p.seen[:0]
+		for _, w := range p.workers {
+			c := candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), load: w.load}
+			if w.leaving != 0 {
+				c.last = leaving
+			} else if w.standing.full(now, w.legs) {
+				c.last = full
+			}
+			p.seen = append(p.seen, c)
 		}
 		i := p.picker.pick(p.seen)
 		if i < 0 {
@@ -185,6 +277,9 @@ func (t *table) noneUsable(leg Leg, now time.Duration) *api.Error {
 func (t *table) why(leg Leg, now time.Duration) string {
 	var b strings.Builder
 	out := 0
+	if len(t.pools[leg].workers) == 0 {
+		return "there is none"
+	}
 	for _, w := range t.pools[leg].workers {
 		if w.standing.ready(now) {
 			continue
@@ -277,16 +372,25 @@ func (t *table) probed(now time.Duration, w *worker, seq uint64, cause string) (
 	defer t.mu.Unlock()
 	was := w.standing.up
 	w.standing.probed(now, seq, cause, t.failLimit)
+	t.sweep(now)
 	t.count()
 	return w.standing.up && !was, was && !w.standing.up
+}
+
+// state is one word for metrics and tables.
+func (w *worker) state() string {
+	if w.leaving != 0 {
+		return "leaving"
+	}
+	return w.standing.state()
 }
 
 // count sets the gauges of workers by state.
 func (t *table) count() {
 	for leg := range t.pools {
-		n := map[string]int{"starting": 0, "ready": 0, "out": 0, "ejected": 0}
+		n := map[string]int{"starting": 0, "ready": 0, "out": 0, "ejected": 0, "leaving": len(t.pools[leg].gone)}
 		for _, w := range t.pools[leg].workers {
-			n[w.standing.state()]++
+			n[w.state()]++
 		}
 		for state, k := range n {
 			t.metrics.Workers(Leg(leg).String(), state).Set(float64(k))
@@ -311,5 +415,31 @@ func (t *table) first(now time.Duration, prefer Leg) (*worker, *api.Error) {
 
 // all lists the workers, prefills first. The slice is the caller's.
 func (t *table) all() []*worker {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return slices.Concat(t.pools[Prefill].workers, t.pools[Decode].workers)
+}
+
+// memberRow is a worker as /debug/workers shows it.
+type memberRow struct {
+	Role          string `json:"role"`
+	URL           string `json:"url"`
+	BootstrapPort int    `json:"bootstrap_port,omitempty"`
+	State         string `json:"state"`
+	Cause         string `json:"cause,omitempty"`
+	Legs          int    `json:"legs"`
+	Tokens        int64  `json:"tokens_outstanding"`
+}
+
+// rows lists the workers, also those that are gone and have legs left.
+func (t *table) rows() []memberRow {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rows := []memberRow{}
+	for i := range t.pools {
+		for _, w := range slices.Concat(t.pools[i].workers, t.pools[i].gone) {
+			rows = append(rows, memberRow{w.role.String(), w.name, w.bootstrapPort, w.state(), w.standing.cause, w.legs, w.load})
+		}
+	}
+	return rows
 }

@@ -45,9 +45,20 @@ func ParsePolicy(name string) (Policy, error) {
 // candidate is one worker as a picker sees it.
 type candidate struct {
 	usable bool
-	full   bool  // it ramps up and has all the legs it may have for now
+	last   resort
 	load   int64 // tokens outstanding
 }
+
+// resort is the order in which usable workers are considered: one of a kind is
+// taken only if there is none of the kinds before it. So neither a ramp nor a
+// removal turns a request away.
+type resort uint8
+
+const (
+	first   resort = iota
+	full           // it ramps up and has all the legs it may have for now
+	leaving        // it is to go, and nobody has taken its place yet
+)
 
 // picker chooses workers of one pool.
 type picker struct {
@@ -61,18 +72,14 @@ func newPicker(policy Policy, seed uint64) picker {
 	return picker{policy: policy, rand: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// pick is the index of the chosen worker, -1 when none is usable. One that is
-// full is taken only if all are: a ramp never turns a request away.
+// pick is the index of the chosen worker, -1 when none is usable.
 func (p *picker) pick(pool []candidate) int {
 	p.among = p.among[:0]
-	for _, full := range [...]bool{false, true} {
+	for last := first; last <= leaving && len(p.among) == 0; last++ {
 		for k := range pool {
-			if i := (p.next + k) % len(pool); pool[i].usable && pool[i].full == full {
+			if i := (p.next + k) % len(pool); pool[i].usable && pool[i].last == last {
 				p.among = append(p.among, i)
 			}
-		}
-		if len(p.among) > 0 {
-			break
 		}
 	}
 	if len(p.among) == 0 {

@@ -8,13 +8,13 @@ import (
 )
 
 // poolOf reads a pool: a number is a worker's load, x is one that is not usable,
-// a number with ! one whose ramp is full.
+// a number with ! one whose ramp is full, with - one that leaves.
 func poolOf(s string) (c []candidate) {
 	for _, w := range strings.Fields(s) {
 		var load int64
-		n, full := strings.CutSuffix(w, "!")
-		_, err := fmt.Sscan(n, &load)
-		c = append(c, candidate{usable: err == nil, full: full, load: load})
+		last := map[byte]resort{'!': full, '-': leaving}[w[len(w)-1]]
+		_, err := fmt.Sscan(strings.TrimRight(w, "!-"), &load)
+		c = append(c, candidate{usable: err == nil, last: last, load: load})
 	}
 	return c
 }
@@ -34,6 +34,8 @@ func TestPick(t *testing.T) {
 		{LeastLoad, "1 x 0", "222222"},
 		{LeastLoad, "1 0! 2", "000000"},
 		{LeastLoad, "x 3! x", "111111"},
+		{LeastLoad, "0- 3! x", "111111"},
+		{LeastLoad, "0- x x", "000000"},
 		{LeastLoad, "2 2 7 2", "013013"},
 		{LeastLoad, "", "------"},
 		{Random, "x 9 x", "111111"},

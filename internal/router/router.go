@@ -45,13 +45,17 @@ type Router struct {
 	base     context.Context // ends when nothing is to run any more
 	stop     context.CancelFunc
 	legs     sync.WaitGroup // prefill legs in flight
+	probers  sync.WaitGroup // one for each worker
 	draining atomic.Bool
 	bodies   atomic.Int64 // bytes of bodies held
 
-	mu     sync.Mutex
-	live   map[*exchange]struct{}
-	budget budget
-	pace   pace
+	setting sync.Mutex // one SetWorkers at a time
+
+	mu      sync.Mutex
+	live    map[*exchange]struct{}
+	budget  budget
+	pace    pace
+	probing bool // between the start and the end of Run
 }
 
 // New makes a router from a checked configuration. The error says what is wrong
@@ -108,10 +112,10 @@ func (r *Router) Metrics() *metric.Set { return r.metrics }
 // requests, lets running ones finish within cfg.Drain, ends the rest by name,
 // and returns. A Router runs once.
 func (r *Router) Run(ctx context.Context, ln net.Listener) error {
-	var probes sync.WaitGroup
-	for _, w := range r.table.all() {
-		probes.Go(func() { r.probeWorker(r.base, w) })
-	}
+	r.setting.Lock()
+	r.setProbing(true)
+	r.startProbing(r.table.all())
+	r.setting.Unlock()
 	srv := &http.Server{
 		Handler:           r.handler,
 		ReadHeaderTimeout: headerTimeout,
@@ -136,14 +140,44 @@ func (r *Router) Run(ctx context.Context, ln net.Listener) error {
 		<-failed
 	}
 	r.endAll() // nothing starts a leg from here on
+	r.setProbing(false)
 	r.stop()
 	r.legs.Wait()
-	probes.Wait()
+	r.probers.Wait()
 	r.transport.(*http.Transport).CloseIdleConnections()
 	r.probes.(*http.Transport).CloseIdleConnections()
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("router: %w", err)
 	}
+	return nil
+}
+
+func (r *Router) setProbing(on bool) {
+	r.mu.Lock()
+	r.probing = on
+	r.mu.Unlock()
+}
+
+// SetWorkers makes these the members of the pools; the strings are those of
+// Config. Who stays keeps its standing and its requests. Who is new is probed
+// first and used then. Who is not named any more gets no new request once
+// another one of its pool is usable, and its requests run to their end. Calls
+// take effect in their order. After an error nothing has changed.
+func (r *Router) SetWorkers(prefill, decode []string) error {
+	lists, err := parseWorkers(prefill, decode)
+	if err != nil {
+		return err
+	}
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	added, removed := r.table.set(r.now(), lists)
+	for _, w := range added {
+		r.cfg.Log.Info("worker is added", "role", w.role.String(), "worker", w.name)
+	}
+	for _, w := range removed {
+		r.cfg.Log.Info("worker is removed", "role", w.role.String(), "worker", w.name)
+	}
+	r.startProbing(added)
 	return nil
 }
 
@@ -280,6 +314,7 @@ func (r *Router) routes() http.Handler {
 	handle("/health", get, r.ready)
 	handle("/metrics", get, guard(r.metrics.Handler().ServeHTTP))
 	handle("/debug/requests", get, debug(r.debugRequests))
+	handle("/debug/workers", get, debug(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, r.table.rows()) }))
 	handle("/debug/pprof/", get, debug(pprof.Index))
 	handle("/debug/pprof/cmdline", get, debug(pprof.Cmdline))
 	handle("/debug/pprof/profile", get, debug(pprof.Profile))
