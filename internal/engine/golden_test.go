@@ -15,6 +15,16 @@ import (
 // with every kernel. A change that breaks it changes answers: it needs a new
 // Revision, and then new values here.
 func TestGolden(t *testing.T) {
+	defer kernels.Use(kernels.Path())
+	for _, path := range kernels.Paths() {
+		if err := kernels.Use(path); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(path, testGolden)
+	}
+}
+
+func testGolden(t *testing.T) {
 	want := map[string]string{
 		"F32 f16":  "f694c729623c4eaf",
 		"F16 f32":  "d628c174992a6028",

@@ -14,8 +14,10 @@ type Input struct {
 	N, Cols int  // vectors in use, and their length
 	Float   bool // products take the float form whatever the weights
 
-	f     []float32
-	forms [len(layouts)]form
+	f       []float32 // whole groups of four vectors
+	forms   [len(layouts)]form
+	path    *path
+	records []record // for packed weights
 }
 
 // Block is how many activations share a scale where weights come in blocks of
@@ -75,14 +77,23 @@ const Group = 12
 // NewInput has room for n vectors of cols values. The types are those of the
 // matrices that it will meet.
 func NewInput(n, cols int, float bool, types ...Type) *Input {
-	x := &Input{Cols: cols, Float: float, f: make([]float32, n*cols)}
+	n = (n + Group - 1) / Group * Group
+	x := &Input{Cols: cols, Float: float, f: make([]float32, n*cols), path: now}
 	for _, t := range types {
 		kind := formats[t].form
 		f, l := &x.forms[kind], layouts[kind]
-		if float || kind == floats || f.words != nil {
+		switch {
+		case float:
+			continue
+		case x.path.packs(t):
+			if x.records == nil {
+				x.records = make([]record, n/4*cols/Block)
+			}
+			continue
+		case kind == floats || f.words != nil:
 			continue
 		}
-		words := (n + Group - 1) / Group * Group / l.vectors
+		words := n / l.vectors
 		f.words, f.blocks = make([]int64, words*cols), make([]quants, words*cols/l.block)
 		if kind == pairs {
 			f.sums = make([][2][Super / 16]int32, len(f.blocks))
@@ -97,6 +108,9 @@ func (x *Input) Row(t int) []float32 { return x.f[t*x.Cols : (t+1)*x.Cols : (t+1
 // Prepare makes the int8 forms of vectors [t0, t1) from the float form. t0 is a
 // multiple of Group, and so is t1 unless it is N.
 func (x *Input) Prepare(t0, t1 int) {
+	if x.records != nil {
+		x.record(t0, t1)
+	}
 	end := t1
 	if t1 == x.N && x.N > narrow { // empty lanes of the last words
 		end = (t1 + Group - 1) / Group * Group

@@ -172,6 +172,18 @@ func fill(rnd *rand.Rand, x []float32) {
 	}
 }
 
+// eachPath runs a test on every path that this processor has.
+func eachPath(t *testing.T, test func(*testing.T)) {
+	was := now
+	defer func() { now = was }()
+	for _, name := range Paths() {
+		if err := Use(name); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, test)
+	}
+}
+
 func seeded(t testing.TB, seed uint64) *rand.Rand {
 	t.Logf("seed %d", seed)
 	return rand.New(rand.NewPCG(seed, 1))
@@ -180,11 +192,13 @@ func seeded(t testing.TB, seed uint64) *rand.Rand {
 // TestMul compares each product with the plain reference, bit for bit, and with
 // float64, for one input and many, and for blocks at the edges: zeros, tiny and
 // huge values, and the largest sums that a lane must hold.
-func TestMul(t *testing.T) {
+func TestMul(t *testing.T) { eachPath(t, testMul) }
+
+func testMul(t *testing.T) {
 	rnd := seeded(t, 1)
 	for _, typ := range weightTypes() {
 		for _, blocks := range []int{1, 2, 5, 9} {
-			const rows = 11
+			const rows = 21
 			cols := blocks * max(formats[typ].block, Block)
 			m := randomMatrix(t, rnd, typ, rows, cols)
 			x := NewInput(26, cols, false, typ)
@@ -254,7 +268,9 @@ func edges(x *Input, m Matrix) {
 }
 
 // TestMulPrecise: with Float, quantised weights meet the activations as they are.
-func TestMulPrecise(t *testing.T) {
+func TestMulPrecise(t *testing.T) { eachPath(t, testMulPrecise) }
+
+func testMulPrecise(t *testing.T) {
 	rnd := seeded(t, 2)
 	for _, typ := range weightTypes() {
 		cols := 3 * max(formats[typ].block, Block)
@@ -276,7 +292,9 @@ func TestMulPrecise(t *testing.T) {
 
 // TestNotFinite: an infinity or NaN among the activations reaches every output
 // of that input and no other.
-func TestNotFinite(t *testing.T) {
+func TestNotFinite(t *testing.T) { eachPath(t, testNotFinite) }
+
+func testNotFinite(t *testing.T) {
 	rnd := seeded(t, 3)
 	for _, typ := range weightTypes() {
 		cols := 2 * max(formats[typ].block, Block)

@@ -113,6 +113,10 @@ type Scratch struct {
 	acc  [4][4]float32
 	x    vector
 	f    []float32 // a row of float weights
+
+	packed []packed // 16 rows, per block
+	tail   []byte   // the last rows of a matrix, when they are fewer than 16
+	out    []float32
 }
 
 // NewScratch is enough for matrices of up to cols columns.
@@ -120,7 +124,8 @@ func NewScratch(cols int) *Scratch {
 	n := (cols + Block - 1) / Block
 	return &Scratch{
 		w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), n: make([][4]uint64, cols/Super),
-		f: make([]float32, cols),
+		f:      make([]float32, cols),
+		packed: make([]packed, n), tail: make([]byte, packRows*2*cols), out: make([]float32, packRows*widths[0]),
 	}
 }
 
@@ -133,6 +138,8 @@ func (m *Matrix) Mul(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *S
 	switch {
 	case x.Float || formats[m.Type].form == floats:
 		m.mulFloat(y, stride, x, t0, t1, r0, r1, s)
+	case x.path.packs(m.Type):
+		m.mulPacked(y, stride, x, t0, t1, r0, r1, s)
 	case x.N <= narrow:
 		m.mulNarrow(y, stride, x, t0, t1, r0, r1, s)
 	default:

@@ -1,0 +1,318 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// Products of quantised weights. A lane is an output: 16 rows of weights are
+// laid out by a pack function so that 16 lanes hold four neighbouring weights
+// of 16 rows, and meet the four activations that belong to them, broadcast.
+// See simd.go for the layouts.
+
+const (
+	packedBytes = 8*64 + 64 + 64 // one block of 16 rows: weights, d, m
+	recordBytes = 192            // one block of 4 vectors
+	offScale    = 128
+	offSum      = offScale + 16
+	offBias     = offSum + 16
+)
+
+func avx512(a *asm) {
+	packQ4_1(a)
+	packQ8_0(a)
+	for _, cols := range []int{12, 4, 1} {
+		mul(a, cols, false)
+		mul(a, cols, true)
+	}
+	quantise(a)
+}
+
+// rows addresses the current block of 16 rows.
+type rows struct {
+	p          [4]reg.GPVirtual // rows 0, 4, 8, 12
+	stride, s3 reg.GPVirtual
+	index      reg.VecVirtual // offsets of all rows from row 0
+}
+
+func newRows(a *asm) rows {
+	var r rows
+	r.p[0] = a.param("src")
+	r.stride = a.param("stride")
+	r.s3 = a.GP64()
+	a.LEAQ(operand.Mem{Base: r.stride, Index: r.stride, Scale: 2}, r.s3)
+	for i := 1; i < 4; i++ {
+		r.p[i] = a.GP64()
+		a.LEAQ(operand.Mem{Base: r.p[i-1], Index: r.stride, Scale: 4}, r.p[i])
+	}
+	r.index = a.ZMM()
+	a.VPBROADCASTD(r.stride.As32(), r.index)
+	a.VPMULLD(a.iota(), r.index, r.index)
+	return r
+}
+
+// row is byte disp of the current block of row 4 l + j.
+func (r *rows) row(l, j, disp int) operand.Mem {
+	m := operand.Mem{Base: r.p[l], Disp: disp}
+	switch j {
+	case 1:
+		m.Index, m.Scale = r.stride, 1
+	case 2:
+		m.Index, m.Scale = r.stride, 2
+	case 3:
+		m.Index, m.Scale = r.s3, 1
+	}
+	return m
+}
+
+func (r *rows) next(a *asm, bytes int) {
+	for _, p := range r.p {
+		a.ADDQ(operand.I32(bytes), p)
+	}
+}
+
+// quads loads 16 bytes of each row, and gives four registers: register g has
+// bytes 4g to 4g+3 of all rows, one row a lane.
+func (r *rows) quads(a *asm, disp int) []reg.VecVirtual {
+	v := a.zmms(4)
+	for j := range v {
+		a.VMOVDQU(r.row(0, j, disp), v[j].AsX())
+		a.VINSERTI128(operand.U8(1), r.row(1, j, disp), v[j].AsY(), v[j].AsY())
+		a.VINSERTI32X4(operand.U8(2), r.row(2, j, disp), v[j], v[j])
+		a.VINSERTI32X4(operand.U8(3), r.row(3, j, disp), v[j], v[j])
+	}
+	t, out := a.zmms(4), a.zmms(4)
+	a.VPUNPCKLDQ(v[1], v[0], t[0])
+	a.VPUNPCKHDQ(v[1], v[0], t[1])
+	a.VPUNPCKLDQ(v[3], v[2], t[2])
+	a.VPUNPCKHDQ(v[3], v[2], t[3])
+	a.VPUNPCKLQDQ(t[2], t[0], out[0])
+	a.VPUNPCKHQDQ(t[2], t[0], out[1])
+	a.VPUNPCKLQDQ(t[3], t[1], out[2])
+	a.VPUNPCKHQDQ(t[3], t[1], out[3])
+	return out
+}
+
+// scales gathers the four bytes at the begin of each row's block: d, and m
+// where the format has it.
+func (r *rows) scales(a *asm, dst reg.Register, min bool) {
+	k, v, w := a.K(), a.ZMM(), a.ZMM()
+	a.KXNORW(k, k, k)
+	a.VPGATHERDD(operand.Mem{Base: r.p[0], Index: r.index, Scale: 1}, k, v)
+	a.VPMOVDW(v, w.AsY())
+	a.VCVTPH2PS(w.AsY(), w)
+	a.VMOVUPS(w, at(dst, 512))
+	if min {
+		a.VPSRLD(operand.U8(16), v, v)
+		a.VPMOVDW(v, w.AsY())
+		a.VCVTPH2PS(w.AsY(), w)
+		a.VMOVUPS(w, at(dst, 576))
+	}
+}
+
+const packSignature = "func(dst, src *byte, stride, blocks int)"
+
+func packQ4_1(a *asm) {
+	a.function("packQ4_1", packSignature, "packQ4_1 packs 16 rows, stride bytes apart, of so many blocks.")
+	dst, r, n := a.param("dst"), newRows(a), a.param("blocks")
+	mask := a.broadcast(0x0f0f0f0f)
+	a.loop("block", n, func() {
+		w, high := r.quads(a, 4), a.ZMM()
+		for g, v := range w {
+			a.VPSRLD(operand.U8(4), v, high)
+			a.VPANDD(mask, v, v)
+			a.VPANDD(mask, high, high)
+			a.VMOVDQU32(v, at(dst, 64*g))
+			a.VMOVDQU32(high, at(dst, 64*(g+4)))
+		}
+		r.scales(a, dst, true)
+		r.next(a, 20)
+		a.ADDQ(operand.I32(packedBytes), dst)
+	})
+	a.done()
+}
+
+func packQ8_0(a *asm) {
+	a.function("packQ8_0", packSignature, "packQ8_0 packs 16 rows, stride bytes apart, of so many blocks.")
+	dst, r, n := a.param("dst"), newRows(a), a.param("blocks")
+	sign := a.broadcast(0x80808080)
+	a.loop("block", n, func() {
+		for half := range 2 {
+			for g, v := range r.quads(a, 2+16*half) {
+				a.VPXORD(sign, v, v)
+				a.VMOVDQU32(v, at(dst, 64*(4*half+g)))
+			}
+		}
+		r.scales(a, dst, false)
+		r.next(a, 34)
+		a.ADDQ(operand.I32(packedBytes), dst)
+	})
+	a.done()
+}
+
+// mul is 16 packed rows times cols vectors, over all blocks.
+func mul(a *asm, cols int, min bool) {
+	name := fmt.Sprintf("mulBias%d", cols)
+	if min {
+		name = fmt.Sprintf("mulMin%d", cols)
+	}
+	a.function(name, "func(y *float32, stride int, w, x *byte, group, blocks int)",
+		fmt.Sprintf("%s multiplies 16 packed rows by %d vectors: y[c][0:16], stride bytes apart; groups of 4 vectors are group bytes apart.", name, cols))
+	y, stride, w, group, n := a.param("y"), a.param("stride"), a.param("w"), a.param("group"), a.param("blocks")
+	x := []reg.GPVirtual{a.param("x")}
+	for len(x) < (cols+3)/4 {
+		p := a.GP64()
+		a.LEAQ(operand.Mem{Base: x[len(x)-1], Index: group, Scale: 1}, p)
+		x = append(x, p)
+	}
+	of := func(c, disp int) operand.Mem { return at(x[c/4], disp+c%4*4) }
+	sum, acc := a.zmms(cols), a.zmms(cols)
+	for _, s := range sum {
+		a.VPXORD(s, s, s)
+	}
+	a.loop("block", n, func() {
+		for c, v := range acc {
+			if min {
+				a.VPXORD(v, v, v)
+			} else {
+				a.VPBROADCASTD(of(c, offBias), v)
+			}
+		}
+		for g := range 8 {
+			q := a.ZMM()
+			a.VMOVDQU32(at(w, 64*g), q)
+			for c, v := range acc {
+				a.vpdpbusd(of(c, 16*g), q, v)
+			}
+		}
+		d, m, t, u := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM()
+		a.VMOVUPS(at(w, 512), d)
+		if min {
+			a.VMOVUPS(at(w, 576), m)
+		}
+		for c, v := range acc {
+			a.VCVTDQ2PS(v, v)
+			a.VMULPS_BCST(of(c, offScale), d, t)
+			a.VMULPS(t, v, v)
+			if min {
+				a.VMULPS_BCST(of(c, offSum), m, u)
+				a.VADDPS(u, v, v)
+			}
+			a.VADDPS(v, sum[c], sum[c])
+		}
+		for _, p := range x {
+			a.ADDQ(operand.I32(recordBytes), p)
+		}
+		a.ADDQ(operand.I32(packedBytes), w)
+	})
+	for _, s := range sum {
+		a.VMOVUPS(s, at(y, 0))
+		a.ADDQ(stride, y)
+	}
+	a.done()
+}
+
+// quantise makes records of four vectors.
+func quantise(a *asm) {
+	a.function("quantise4", "func(dst *byte, src *float32, stride, blocks int)",
+		"quantise4 makes the int8 form of so many blocks of four vectors, stride bytes apart.")
+	dst, r, n := a.param("dst"), rows{}, a.param("blocks")
+	r.p[0], r.stride, r.s3 = a.param("src"), a.param("stride"), a.GP64()
+	a.LEAQ(operand.Mem{Base: r.stride, Index: r.stride, Scale: 2}, r.s3)
+	abs, inf := a.broadcast(0x7fffffff), a.broadcast(0x7f7fffff)
+	d127, tiny, one, nan := a.broadcast(0x42fe0000), a.broadcast(0x00800000), a.broadcast(0x3f800000), a.broadcast(0x7fc00000)
+	a.loop("block", n, func() {
+		v, top := a.zmms(8), a.zmms(4)
+		for c := range 4 {
+			t := a.ZMM()
+			a.VMOVUPS(r.row(0, c, 0), v[2*c])
+			a.VMOVUPS(r.row(0, c, 64), v[2*c+1])
+			a.VPANDD(abs, v[2*c], top[c])
+			a.VPANDD(abs, v[2*c+1], t)
+			a.VPMAXSD(t, top[c], top[c])
+		}
+		m := a.reduce4(top, func(x, y reg.VecVirtual) { a.VPMAXSD(x.AsX(), y.AsX(), y.AsX()) }, func(x, y reg.VecVirtual) { a.VPMAXSD(x.AsY(), y.AsY(), y.AsY()) })
+		// scale is top ÷ 127, or 0 or NaN for a block that has no q.
+		scale, inv, small, large := a.XMM(), a.XMM(), a.XMM(), a.XMM()
+		a.VDIVPS(d127.AsX(), m.AsX(), scale)
+		k := a.K()
+		a.VCMPPS(operand.U8(1), tiny.AsX(), scale, k) // less than
+		a.VPMOVM2D(k, small)
+		a.VPCMPGTD(inf.AsX(), m.AsX(), k)
+		a.VPMOVM2D(k, large)
+		a.VPANDND(scale, small, scale)
+		a.VDIVPS(scale, one.AsX(), inv)
+		t := a.XMM()
+		a.VPANDD(large, nan.AsX(), t)
+		a.VPANDND(scale, large, scale)
+		a.VPORD(t, scale, scale)
+		a.VPORD(large, small, small) // no q
+		a.VMOVUPS(scale, at(dst, offScale))
+		isum, q := a.zmms(4), a.xmms(8)
+		for c := range 4 {
+			f, keep := a.ZMM(), a.ZMM()
+			a.VPSHUFD(operand.U8(c*0x55), inv, f.AsX())
+			a.VBROADCASTSS(f.AsX(), f)
+			a.VPSHUFD(operand.U8(c*0x55), small, keep.AsX())
+			a.VPBROADCASTD(keep.AsX(), keep)
+			for h := range 2 {
+				u := v[2*c+h]
+				a.VMULPS(f, u, u)
+				a.VCVTPS2DQ(u, u)
+				a.VPANDND(u, keep, u)
+				a.VPMOVDB(u, q[c+4*h])
+			}
+			a.VPADDD(v[2*c], v[2*c+1], isum[c])
+		}
+		s := a.reduce4(isum, func(x, y reg.VecVirtual) { a.VPADDD(x.AsX(), y.AsX(), y.AsX()) }, func(x, y reg.VecVirtual) { a.VPADDD(x.AsY(), y.AsY(), y.AsY()) })
+		f, zero := a.XMM(), a.XMM()
+		a.VCVTDQ2PS(s.AsX(), f)
+		a.VMULPS(scale, f, f)
+		a.VMOVUPS(f, at(dst, offSum))
+		a.VPSLLD(operand.U8(7), s.AsX(), f)
+		a.VPXORD(zero, zero, zero)
+		a.VPSUBD(f, zero, f)
+		a.VMOVUPS(f, at(dst, offBias))
+		for h := range 2 {
+			for g, x := range a.transpose(q[4*h : 4*h+4]) {
+				a.VMOVUPS(x, at(dst, 64*h+16*g))
+			}
+		}
+		a.ADDQ(operand.I32(128), r.p[0])
+		a.ADDQ(operand.I32(recordBytes), dst)
+	})
+	a.done()
+}
+
+// transpose transposes four registers of four words.
+func (a *asm) transpose(v []reg.VecVirtual) []reg.VecVirtual {
+	t, out := a.xmms(4), a.xmms(4)
+	a.VPUNPCKLDQ(v[1].AsX(), v[0].AsX(), t[0])
+	a.VPUNPCKHDQ(v[1].AsX(), v[0].AsX(), t[1])
+	a.VPUNPCKLDQ(v[3].AsX(), v[2].AsX(), t[2])
+	a.VPUNPCKHDQ(v[3].AsX(), v[2].AsX(), t[3])
+	a.VPUNPCKLQDQ(t[2], t[0], out[0])
+	a.VPUNPCKHQDQ(t[2], t[0], out[1])
+	a.VPUNPCKLQDQ(t[3], t[1], out[2])
+	a.VPUNPCKHQDQ(t[3], t[1], out[3])
+	return out
+}
+
+// reduce4 combines the 16 lanes of each of four registers, in any order, and
+// gives the results in one.
+func (a *asm) reduce4(v []reg.VecVirtual, x, y func(from, into reg.VecVirtual)) reg.VecVirtual {
+	for _, r := range v {
+		t := a.ZMM()
+		a.VEXTRACTI64X4(operand.U8(1), r, t.AsY())
+		y(t, r)
+		a.VEXTRACTI32X4(operand.U8(1), r.AsY(), t.AsX())
+		x(t, r)
+	}
+	t := a.transpose(v)
+	x(t[1], t[0])
+	x(t[3], t[2])
+	x(t[2], t[0])
+	return t[0]
+}

@@ -1,0 +1,110 @@
+package kernels
+
+import "unsafe"
+
+// Products by vector units, where a lane is an output: 16 rows of weights are
+// packed for them, and meet 12, 4 or 1 vectors at a time. Blocks of a row are
+// added in index order in its lane, so the bits are those of the loops of
+// quantised.go.
+//
+// The physical limit with many vectors is arithmetic: for 16 rows, 32 columns
+// and a vector, eight int8 instructions of 64 products each, and five or six
+// more for scales and sums. With one vector it is the reading of the weights.
+
+// packed is one block of 16 rows. Word w[g][r] holds weights 4g to 4g+3 of row
+// r, unsigned: formats with a minimum as they are, others plus 128.
+type packed struct {
+	w    [8][packRows][4]byte
+	d, m [packRows]float32
+}
+
+const packRows = 16
+
+// record is one block of four vectors: q[g][v] holds values 4g to 4g+3 of
+// vector v. bias is -128 times the sum of q, for the 128 in weights without a
+// minimum; sum is scale times the sum of q.
+type record struct {
+	q          [8][4][4]int8
+	scale, sum [4]float32
+	bias       [4]int32
+	_          [16]byte // to whole cache lines
+}
+
+// int8Routines are the products of a path.
+type int8Routines struct {
+	pack     map[Type]packRoutine
+	bias     [len(widths)]mulRoutine // without a minimum
+	min      [len(widths)]mulRoutine
+	quantise func(dst *byte, src *float32, stride, blocks int)
+}
+
+// packRoutine packs so many blocks of 16 rows, which are stride bytes apart.
+type packRoutine struct {
+	run func(dst, src *byte, stride, blocks int)
+	min bool // the format has a minimum
+}
+
+// mulRoutine multiplies 16 packed rows by some vectors: y[v][0:16], stride
+// bytes apart. Groups of four vectors are group bytes apart in x.
+type mulRoutine func(y *float32, stride int, w, x *byte, group, blocks int)
+
+// widths are the numbers of vectors that a mulRoutine exists for.
+var widths = [...]int{12, 4, 1}
+
+// packs says whether the path packs weights of this type.
+func (p *path) packs(t Type) bool {
+	return p.int8 != nil && p.int8.pack[t].run != nil
+}
+
+// record makes the records of vectors [t0, t1), t0 a multiple of 4. The float
+// form has whole groups of four: what is behind the last vector does no harm.
+func (x *Input) record(t0, t1 int) {
+	blocks := x.Cols / Block
+	for t := t0; t < t1; t += 4 {
+		rows := x.f[t*x.Cols : (t+4)*x.Cols]
+		x.path.int8.quantise(bytesOf(x.records[t/4*blocks:][:blocks]), &rows[0], 4*x.Cols, blocks)
+	}
+}
+
+// mulPacked is Mul with packed weights.
+func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	r := x.path.int8
+	pack, rowBytes, blocks := r.pack[m.Type], m.Type.RowBytes(m.Cols), m.Cols/Block
+	mul := &r.bias
+	if pack.min {
+		mul = &r.min
+	}
+	w := bytesOf(s.packed[:blocks])
+	for ; r0 < r1; r0 += packRows {
+		rows := min(packRows, r1-r0)
+		src := m.data[r0*rowBytes : (r0+rows)*rowBytes]
+		if rows < packRows { // the rest of tail gives outputs that nobody looks at
+			copy(s.tail, src)
+			src = s.tail[:packRows*rowBytes]
+		}
+		pack.run(w, &src[0], rowBytes, blocks)
+		for t := t0; t < t1; {
+			i := 0
+			for widths[i] > t1-t || t%4+widths[i] > max(widths[i], 4) {
+				i++
+			}
+			n := widths[i]
+			in := bytesOf(x.records[t/4*blocks:][:(n+3)/4*blocks])
+			in = (*byte)(unsafe.Add(unsafe.Pointer(in), t%4*4))
+			group := blocks * int(unsafe.Sizeof(record{}))
+			if rows == packRows {
+				out := y[t*stride+r0 : (t+n-1)*stride+r0+packRows]
+				mul[i](&out[0], 4*stride, w, in, group, blocks)
+			} else {
+				mul[i](&s.out[0], 4*packRows, w, in, group, blocks)
+				for c := range n {
+					copy(y[(t+c)*stride+r0:][:rows], s.out[c*packRows:])
+				}
+			}
+			t += n
+		}
+	}
+}
+
+// bytesOf is where the bytes of a slice begin.
+func bytesOf[T any](s []T) *byte { return (*byte)(unsafe.Pointer(&s[0])) }

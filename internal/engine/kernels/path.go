@@ -1,0 +1,61 @@
+package kernels
+
+import "fmt"
+
+//go:generate go run ./gen
+
+// path is one way to compute: which routines do the work. All paths give the
+// same bits. A routine that a path has no own version of is the portable one.
+type path struct {
+	name string
+	int8 *int8Routines // products of packed weights; nil: none
+}
+
+// portable is the path in plain Go; better paths, best first, are those that
+// this processor has instructions for.
+var (
+	portable = &path{name: "portable"}
+	better   = detect()
+	now      = fastest()
+)
+
+func fastest() *path {
+	if len(better) > 0 {
+		return better[0]
+	}
+	return portable
+}
+
+// Use chooses the path of all that is computed from now on: auto is the fastest
+// that this processor has, others are portable, avx2 and avx512 (with VNNI). An
+// Input keeps the path that it was made for. It is not for use while something
+// computes.
+func Use(name string) error {
+	switch name {
+	case "auto":
+		now = fastest()
+		return nil
+	case portable.name:
+		now = portable
+		return nil
+	}
+	for _, p := range better {
+		if p.name == name {
+			now = p
+			return nil
+		}
+	}
+	return fmt.Errorf("this processor has no %s kernels; it has %v", name, Paths())
+}
+
+// Path is the name of the path in use.
+func Path() string { return now.name }
+
+// Paths are the names of those that this processor has, fastest first.
+func Paths() []string {
+	var names []string
+	for _, p := range better {
+		names = append(names, p.name)
+	}
+	return append(names, portable.name)
+}

@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package kernels
+
+func detect() []*path { return nil }
