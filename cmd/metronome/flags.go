@@ -78,6 +78,7 @@ type routerOnly struct {
 	HealthTimeout  time.Duration `help:"Total time of one probe." default:"1s"`
 	HealthFailures int           `help:"Failed probes in a row that take a worker out." default:"2"`
 	Retries        int           `help:"Other pairs that are tried while no byte has gone to the client." default:"2"`
+	Migrations     int           `help:"Times that a stream is moved to another pair after its first byte." default:"1"`
 	MaxRequests    int           `help:"Requests that may run at a time; more are 429." default:"16384"`
 	MaxBody        Size          `help:"Largest request body." default:"32MiB"`
 	MaxEjected     Percent       `help:"Largest share of a pool that failing requests may take out." default:"50%"`
@@ -124,12 +125,13 @@ type registryCmd struct {
 }
 
 type upCmd struct {
-	Model   string `arg:"" optional:"" default:"tiny" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
-	Prefill int    `help:"Number of prefill workers." default:"1"`
-	Decode  int    `help:"Number of decode workers." default:"1"`
-	Port    int    `help:"Port of the router." default:"8000"`
-	Policy  string `help:"How the router chooses a worker: least_load, power_of_two, round_robin or random." default:"least_load"`
-	Retries int    `help:"Other pairs that the router tries while no byte has gone to the client." default:"2"`
+	Model      string `arg:"" optional:"" default:"tiny" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
+	Prefill    int    `help:"Number of prefill workers." default:"1"`
+	Decode     int    `help:"Number of decode workers." default:"1"`
+	Port       int    `help:"Port of the router." default:"8000"`
+	Policy     string `help:"How the router chooses a worker: least_load, power_of_two, round_robin or random." default:"least_load"`
+	Retries    int    `help:"Other pairs that the router tries while no byte has gone to the client." default:"2"`
+	Migrations int    `help:"Times that the router moves a stream to another pair after its first byte." default:"1"`
 	commonFlags
 	engineFlags
 	prefillOnly `set:"bootstrap_listen=127.0.0.1:0"`

@@ -227,7 +227,7 @@ func unit(f *kong.Flag) string {
 		return "yes/no"
 	case int, float64:
 		return map[string]string{"chunk": "tokens", "reserved-tokens": "tokens", "context": "tokens", "page-size": "tokens", "kv-pages": "pages", "threads": "threads",
-			"tp": "ranks", "dp": "schedulers", "max-running": "sequences", "max-queued": "requests", "max-requests": "requests", "retries": "tries",
+			"tp": "ranks", "dp": "schedulers", "max-running": "sequences", "max-queued": "requests", "max-requests": "requests", "retries": "tries", "migrations": "moves",
 			"sim-prefill-rate": "tokens/s", "sim-kv-bytes": "bytes", "port": "port", "prefill": "workers", "decode": "workers",
 			"parallel-info-attempts": "tries", "heartbeat-failures": "probes", "health-failures": "probes"}[f.Name]
 	}

@@ -24,6 +24,7 @@ func isStream(header map[string][]string) bool {
 var hopByHop = map[string]bool{
 	"Connection": true, "Proxy-Connection": true, "Keep-Alive": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Proxy-Authenticate": true, "Proxy-Authorization": true, "Content-Length": true, "Expect": true, "Host": true,
+	api.JournalHeader: true,
 }
 
 // copyHeader adds the end-to-end headers of src to dst; dst's own win.
@@ -205,7 +206,7 @@ func splitError(run []byte, items int) (good []byte, f *fault) {
 
 // String is for transcripts and logs.
 func (f fault) String() string {
-	kind := [...]string{"none", "connect", "cut", "status", "silent", "out"}[f.kind]
+	kind := [...]string{"none", "connect", "cut", "status", "silent", "out", "unfit"}[f.kind]
 	if f.kind == faultStatus {
 		kind = strings.TrimSpace(fmt.Sprintf("%d %s", f.status, f.code))
 	}

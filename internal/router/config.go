@@ -25,6 +25,7 @@ type Config struct {
 	HealthFails   int           // failed probes in a row that take a worker out
 	Retries       int           // further pairs tried for one request while the client has had no byte; 0: none
 	MaxRequests   int           // in flight at a time, 429 beyond
+	Migrations    int           // times that a stream is moved to another pair after its first byte; 0: none
 	MaxBody       int64         // bytes of a request's body
 	MaxEjected    float64       // share of a pool, 0 to 1, that failing requests may take out; failed probes are not capped
 	Drain         time.Duration // how long running requests may go on after a stop
@@ -51,6 +52,7 @@ func Default() Config {
 		HealthTimeout: time.Second,
 		HealthFails:   2,
 		Retries:       2,
+		Migrations:    1,
 		MaxRequests:   16384,
 		MaxBody:       32 << 20,
 		MaxEjected:    0.5,
@@ -87,6 +89,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("health-failures is %d; it must be at least 1", c.HealthFails)
 	case c.Retries < 0:
 		return fmt.Errorf("retries is %d; it must be at least 0", c.Retries)
+	case c.Migrations < 0:
+		return fmt.Errorf("migrations is %d; it must be at least 0", c.Migrations)
 	case c.MaxRequests < 1:
 		return fmt.Errorf("max-requests is %d; it must be at least 1", c.MaxRequests)
 	case c.MaxBody < 1:

@@ -52,6 +52,7 @@ const (
 	faultStatus                       // an error for an answer, as a status or inside a stream
 	faultSilent                       // the answer began, then nothing came for too long
 	faultOut                          // its probes fail while the request waits
+	faultUnfit                        // it cannot do what is asked of it, and is well otherwise
 )
 
 // fault is a leg's failure as its driver saw it.
@@ -91,7 +92,7 @@ func judge(leg Leg, worker string, f fault) verdict {
 	v := verdict{blamed: true, blame: leg, health: true, retry: true}
 	if f.kind != faultStatus {
 		v.free = f.kind == faultOut
-		v.health = !v.free // its probes have seen to that
+		v.health = !v.free && f.kind != faultUnfit // its probes have seen to that
 		v.err = api.Errorf(leg.unreachable(), "%s %s: %s", leg, worker, f.text)
 		return v
 	}

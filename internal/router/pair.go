@@ -15,7 +15,7 @@ type phase uint8
 const (
 	phaseNew      phase = iota // its body is being read
 	phasePicking               // a pair of workers is wanted
-	phaseOpen                  // both legs are sent; the client has had no byte
+	phaseOpen                  // both legs are sent; this attempt has given the client nothing
 	phaseRelaying              // the decode's answer goes to the client
 	phaseEnded
 )
@@ -67,6 +67,7 @@ type event struct {
 	err     *api.Error // evNone
 	fault   fault      // evFailed
 	spare   bool       // evOut
+	goesOn  bool       // evFailed, evOut: another pair could go on with the stream (evOut: and it has fallen silent)
 }
 
 // actionKind is what the driver has to do.
@@ -102,14 +103,17 @@ const endGrace = 50 * time.Millisecond
 //   - Both legs of an attempt are sent together or not at all.
 //   - When the request ends, each leg has ended by itself or has had actEnd.
 //   - Exactly one actFail or actFinish, or neither when the client went away.
-//   - After actRelay no other pair is tried.
+//   - After actRelay another pair is tried only to go on with the stream, at
+//     most migrations times, each with one try more than retries allows.
 //
 // The driver feeds events to Step, then does what Ready holds, in order.
 type pair struct {
-	retries int // further pairs allowed
+	retries    int // further pairs allowed before the first byte
+	migrations int // times that a stream may be moved after it
 
 	phase   phase
 	attempt int // the current one, 0: none yet
+	moves   int // times that the stream was moved
 	legs    [2]legState
 	workers [2]string
 	since   time.Duration // when the phase began
@@ -161,7 +165,7 @@ func (p *pair) Step(now time.Duration, ev event) {
 	case evEnded:
 		p.ended(now, ev.leg)
 	case evFailed:
-		p.failed(now, ev.leg, ev.fault)
+		p.failed(now, ev.leg, ev.fault, ev.goesOn)
 	case evOut:
 		p.out(now, ev)
 	}
@@ -180,7 +184,7 @@ func (p *pair) become(now time.Duration, to phase, from ...phase) {
 }
 
 func (p *pair) becomePicking(now time.Duration) {
-	p.become(now, phasePicking, phaseNew, phaseOpen)
+	p.become(now, phasePicking, phaseNew, phaseOpen, phaseRelaying)
 	p.do(action{kind: actPick})
 }
 
@@ -244,7 +248,7 @@ func (p *pair) nonePicked(now time.Duration, err *api.Error) {
 // ended: a prefill's normal end leaves decode alone; decode's is the end.
 func (p *pair) ended(now time.Duration, leg Leg) {
 	if leg == Decode && p.phase == phaseOpen {
-		p.failed(now, leg, fault{kind: faultCut, text: "the answer ended before any data"})
+		p.failed(now, leg, fault{kind: faultCut, text: "the answer ended before any data"}, false)
 		return
 	}
 	p.legs[leg] = legDone
@@ -257,10 +261,10 @@ func (p *pair) ended(now time.Duration, leg Leg) {
 	p.do(action{kind: actFinish})
 }
 
-// failed: before the first byte a leg's failure ends the other one and, if it
-// may help, another pair is tried. After it, decode has all it needs from the
-// prefill, so only its own failure matters.
-func (p *pair) failed(now time.Duration, leg Leg, f fault) {
+// failed: before an attempt's first byte a leg's failure ends the other one and,
+// if it may help, another pair is tried. After it, decode has all it needs from
+// the prefill, so only its own failure matters.
+func (p *pair) failed(now time.Duration, leg Leg, f fault, goesOn bool) {
 	v := judge(leg, p.workers[leg], f)
 	if f.kind != faultSilent && f.kind != faultOut { // those legs still run, and are ended below
 		p.legs[leg] = legEnded
@@ -271,24 +275,43 @@ func (p *pair) failed(now time.Duration, leg Leg, f fault) {
 	switch {
 	case p.phase == phaseRelaying && leg == Prefill:
 	case p.phase == phaseRelaying:
-		p.interrupted(now, v)
-	case v.retry && p.attempt <= p.retries:
-		p.endLegs(v.err, 0)
-		p.last = v
-		p.becomePicking(now)
+		p.interrupted(now, v, goesOn)
+	case v.retry && p.mayTry():
+		p.again(now, v)
 	default:
 		p.fail(now, v)
 	}
 }
 
-// interrupted: decode failed after the client's first byte. This is where a
-// migration begins once there is one; without, the stream ends with the error.
-func (p *pair) interrupted(now time.Duration, v verdict) { p.fail(now, v) }
+// mayTry bounds the tries: what retries allows, and one more for each move.
+func (p *pair) mayTry() bool { return p.attempt <= p.retries+p.moves }
+
+// again gives this attempt up for another pair.
+func (p *pair) again(now time.Duration, v verdict) {
+	p.endLegs(v.err, 0)
+	p.last = v
+	p.becomePicking(now)
+}
+
+// interrupted: decode failed after the client's first byte. The stream moves to
+// another pair, if that can go on with it and the failure is the worker's and
+// not the request's; else it ends with the error.
+func (p *pair) interrupted(now time.Duration, v verdict, goesOn bool) {
+	if !goesOn || !v.retry || p.moves == p.migrations {
+		p.fail(now, v)
+		return
+	}
+	p.moves++
+	p.again(now, v)
+}
 
 // out: the probes of a leg's worker fail. A request that waits for it moves, if
-// there is somewhere to move to; one whose answer flows stays.
+// there is somewhere to move to, and so does a stream that has fallen silent as
+// well (its worker's machine may be gone without a word); one that flows stays.
 func (p *pair) out(now time.Duration, ev event) {
-	if p.phase == phaseOpen && ev.spare && p.attempt <= p.retries {
-		p.failed(now, ev.leg, fault{kind: faultOut, text: "its health probes fail"})
+	waits := p.phase == phaseOpen && p.mayTry()
+	silent := p.phase == phaseRelaying && ev.leg == Decode && ev.goesOn && p.moves < p.migrations
+	if ev.spare && (waits || silent) {
+		p.failed(now, ev.leg, fault{kind: faultOut, text: "its health probes fail"}, ev.goesOn)
 	}
 }

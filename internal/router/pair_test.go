@@ -16,10 +16,10 @@ import (
 // event, the output is what the machine wants done. Rewrite them with
 // -rewrite, and read the difference before committing it.
 //
-// Commands: new [retries=N]; then the names of events (start, picked p=… d=…,
+// Commands: new [retries=N] [migrations=N]; then the names of events (start, picked p=… d=…,
 // none, data, ended, failed, out, gone, deadline, stop) with leg=, attempt=
 // (default: the current one), and for failed kind=connect|cut|silent|status
-// status= code= text=, for out spare.
+// status= code= text=, for out spare, for both goes-on.
 func TestPairTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var p *pair
@@ -27,7 +27,10 @@ func TestPairTranscripts(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			now += time.Second
 			if d.Cmd == "new" {
-				p = &pair{retries: 2}
+				p = &pair{retries: 2, migrations: 1}
+				if d.HasArg("migrations") {
+					d.ScanArgs(t, "migrations", &p.migrations)
+				}
 				if d.HasArg("retries") {
 					d.ScanArgs(t, "retries", &p.retries)
 				}
@@ -77,6 +80,8 @@ func parseEvent(t *testing.T, p *pair, d *datadriven.TestData) event {
 			ev.fault.text = v
 		case "spare":
 			ev.spare = true
+		case "goes-on":
+			ev.goesOn = true
 		default:
 			t.Fatalf("%s: unknown argument %s", d.Pos, a.Key)
 		}
@@ -133,7 +138,7 @@ func describe(p *pair) string {
 
 // at brings a machine to a phase, with the prefill leg in the given state.
 func at(ph phase, prefill legState) *pair {
-	p := &pair{retries: 1}
+	p := &pair{retries: 1, migrations: 1}
 	steps := map[phase][]event{
 		phaseNew:      nil,
 		phasePicking:  {{kind: evStart}},
@@ -162,6 +167,10 @@ func TestPairTable(t *testing.T) {
 		"out P":    {kind: evOut, attempt: 1, leg: Prefill, spare: true},
 		"out D":    {kind: evOut, attempt: 1, leg: Decode, spare: true},
 		"no spare": {kind: evOut, attempt: 1, leg: Decode},
+		"goes on":  {kind: evFailed, attempt: 1, leg: Decode, fault: fault{kind: faultCut}, goesOn: true},
+		"400, on":  {kind: evFailed, attempt: 1, leg: Decode, fault: fault{kind: faultStatus, status: 400}, goesOn: true},
+		"out, on":  {kind: evOut, attempt: 1, leg: Decode, spare: true, goesOn: true},
+		"P out,on": {kind: evOut, attempt: 1, leg: Prefill, spare: true, goesOn: true},
 		"silent D": {kind: evFailed, attempt: 1, leg: Decode, fault: fault{kind: faultSilent}},
 		"stale D":  {kind: evFailed, attempt: 7, leg: Decode, fault: fault{kind: faultCut}},
 		"data P":   {kind: evData, attempt: 1, leg: Prefill},
@@ -188,6 +197,10 @@ func TestPairTable(t *testing.T) {
 		"out P":    {"-", "-", "picking", "-", "-", "-", "-"},
 		"out D":    {"-", "-", "picking", "picking", "-", "-", "-"},
 		"no spare": {"-", "-", "-", "-", "-", "-", "-"},
+		"goes on":  {"-", "-", "picking", "picking", "picking", "picking", "-"},
+		"400, on":  {"-", "-", "ended", "ended", "ended", "ended", "-"},
+		"out, on":  {"-", "-", "picking", "picking", "picking", "picking", "-"},
+		"P out,on": {"-", "-", "picking", "-", "-", "-", "-"},
 		"silent D": {"-", "-", "picking", "picking", "ended", "ended", "-"},
 		"stale D":  {"-", "-", "-", "-", "-", "-", "-"},
 		"gone":     {"ended", "ended", "ended", "ended", "ended", "ended", "-"},
@@ -236,7 +249,8 @@ func checkActions(t *testing.T, what string, ev event, before, p *pair) {
 	if want := ended && (p.end == nil || p.end.Code != api.ClientGone); (ends == 1) != want || ends > 1 {
 		t.Errorf("%s: %d ends", what, ends)
 	}
-	if ended || p.phase == phasePicking && before.phase == phaseOpen {
+	left := ended || p.phase == phasePicking && before.phase >= phaseOpen
+	if left {
 		for leg := range p.legs { // nobody else ends a leg that is still running
 			itself := ev.leg == Leg(leg) && (ev.kind == evEnded || ev.kind == evFailed && ev.fault.kind != faultSilent)
 			if before.legs[leg] == legOpen && !endedLeg[leg] && !itself {
@@ -245,7 +259,6 @@ func checkActions(t *testing.T, what string, ev event, before, p *pair) {
 		}
 	}
 	for leg := range p.legs {
-		left := ended || p.phase == phasePicking && before.phase == phaseOpen
 		if left && p.legs[leg] == legOpen {
 			t.Errorf("%s: the %v leg is left open", what, Leg(leg))
 		}

@@ -53,6 +53,8 @@ type exchange struct {
 	avoid [2][]*worker
 	fail  verdict // what to tell the client, once ended
 
+	journal journal
+
 	idle      *time.Timer   // runs while relaying; under mu
 	firstByte time.Duration // when the client's first byte was due, 0: not yet; set under mu
 
@@ -60,7 +62,7 @@ type exchange struct {
 	heard  atomic.Int64  // when the last write of decode's data was over, or writing
 	armed  time.Duration // when the write deadline was set
 	stream bool          // the answer is a stream
-	mid    bool          // the client was last given a part of an event
+	headed bool          // the client has the answer's head
 	abort  bool          // break the connection off
 	sent   int64         // bytes to the client
 }
@@ -74,7 +76,9 @@ type attempt struct {
 	header  http.Header
 	segs    [][]byte
 	length  int
-	taken   bool        // the client's goroutine has taken up the decode leg
+	claimed bool        // the client's goroutine has taken up the decode leg
+	goesOn  bool        // it goes on with a stream
+	taken   int         // from a journal of so many bytes
 	late    *time.Timer // ends the prefill leg after its grace
 }
 
@@ -117,17 +121,19 @@ func (x *exchange) stepLocked(ev event) {
 
 // pick answers actPick. Further attempts are taken from a budget that all
 // requests share, so that retries cannot multiply an overload; a move away from
-// a worker that went out is free, for that worker does no work.
+// a worker that went out is free, for that worker does no work, and so is going
+// on with a stream, which is bounded by itself.
 func (x *exchange) pick(now time.Duration) event {
 	x.dropUntaken()
-	if x.pair.attempt > 0 && !x.pair.last.free && !x.r.mayRetry() {
+	retry := x.pair.attempt > 0 && x.pair.moves == 0
+	if retry && !x.pair.last.free && !x.r.mayRetry() {
 		return event{kind: evNone}
 	}
 	got, err := x.r.table.pickPair(now, x.cost(), x.avoid)
 	if err != nil {
 		return event{kind: evNone, err: err}
 	}
-	if x.pair.attempt > 0 {
+	if retry {
 		x.r.metrics.Retries.Inc()
 	}
 	x.cur = &attempt{n: x.pair.attempt + 1, workers: got}
@@ -137,8 +143,8 @@ func (x *exchange) pick(now time.Duration) event {
 // dropUntaken gives back the booking of a decode leg that was never taken up:
 // its attempt was over before the client's goroutine came to it.
 func (x *exchange) dropUntaken() {
-	if x.cur != nil && !x.cur.taken {
-		x.cur.taken = true
+	if x.cur != nil && !x.cur.claimed {
+		x.cur.claimed = true
 		x.cur.cancel[Decode](errLegOver)
 		x.r.table.release(x.cur.workers[Decode], x.cost()[Decode])
 	}
@@ -153,8 +159,9 @@ func (x *exchange) dispatch(now time.Duration) {
 	for i := range in.Rooms {
 		in.Rooms[i] = rand.Int64() // uniform in [0, 2^63-1], from the runtime's ChaCha8, seeded by the system
 	}
-	a.segs, _, a.length = x.scan.Splice(make([][]byte, 0, 4), make([]byte, 0, 160), in)
 	a.header = x.header.Clone()
+	x.askJournal(a, &in)
+	a.segs, _, a.length = x.scan.Splice(make([][]byte, 0, 6), make([]byte, 0, 192), in)
 	a.header["X-Request-Timeout"] = []string{strconv.FormatInt((x.until-now).Milliseconds(), 10) + "ms"}
 	// The prefill's context does not end with the client's request: it may
 	// outlive it by endGrace. The machine ends it.
@@ -196,10 +203,10 @@ func (x *exchange) take() *attempt {
 		x.dropUntaken()
 		return nil
 	}
-	if x.cur.taken {
+	if x.cur.claimed {
 		panic("router: a decode leg is over and the request neither ended nor tried again")
 	}
-	x.cur.taken = true
+	x.cur.claimed = true
 	return x.cur
 }
 
@@ -265,6 +272,10 @@ func (x *exchange) decode(a *attempt) {
 		return
 	}
 	defer resp.Body.Close()
+	if f := x.goesOn(a, resp); f != nil {
+		x.decodeFailed(a, *f)
+		return
+	}
 	if x.stream = isStream(resp.Header); x.stream {
 		x.relayStream(a, resp)
 	} else {
@@ -279,21 +290,32 @@ func (x *exchange) decodeFailed(a *attempt, f fault) {
 		x.step(event{kind: evGone})
 		return
 	}
-	x.step(event{kind: evFailed, attempt: a.n, leg: Decode, fault: f})
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode, fault: f, goesOn: x.journal.whole()})
 }
 
 // mayRelay tells the machine that the first data is here and whether the
 // client is to have it: the attempt may be over by now.
-func (x *exchange) mayRelay(a *attempt) bool {
+func (x *exchange) mayRelay(a *attempt, resp *http.Response) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.stepLocked(event{kind: evData, attempt: a.n, leg: Decode})
 	if x.pair.phase != phaseRelaying || x.pair.attempt != a.n {
 		return false
 	}
-	x.firstByte = x.r.now()
-	x.heard.Store(int64(x.firstByte))
+	now := x.r.now()
+	x.heard.Store(int64(now))
+	if x.idle != nil {
+		x.idle.Stop()
+	}
 	x.idle = time.AfterFunc(x.r.cfg.IdleTimeout, func() { x.watchIdle(a) })
+	x.journal.kept = resp.Header.Get(api.JournalHeader) != ""
+	if a.goesOn {
+		x.moved(a)
+		return true
+	}
+	x.firstByte = now
 	if x.stream { // a whole answer tells nothing of its first token
 		x.r.metrics.TTFT.Observe((x.firstByte - x.began).Seconds())
 	}
@@ -319,7 +341,7 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 		x.decodeFailed(a, *f)
 		return
 	}
-	if !x.mayRelay(a) {
+	if !x.mayRelay(a, resp) {
 		return
 	}
 	x.head(resp, -1)
@@ -333,19 +355,24 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 // copyEvents writes run and then what follows it: one read that waits, one
 // write, for as many events as have come. Nothing is read while a write waits,
 // so the client's pace is the worker's. It returns nil after [DONE]; a stream
-// that ends without it was cut.
+// that ends without it was cut. Of an event that was broken off nothing is
+// passed on.
 func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, whole bool, err error) *fault {
 	done := false
 	for {
-		good, bad := splitError(run, x.items)
-		if !x.write(good) {
-			return errClient
-		}
-		if bad != nil {
-			return bad
-		}
-		if len(run) > 0 {
-			x.mid, done = !whole, whole && api.EndsDone(run)
+		if len(run) > 0 && (whole || err == nil || x.journal.mid) {
+			events, f := x.admit(a, run, whole)
+			if f != nil {
+				return f
+			}
+			good, bad := splitError(events, x.items)
+			if !x.write(good) {
+				return errClient
+			}
+			if bad != nil {
+				return bad
+			}
+			done = whole && api.EndsDone(events)
 		}
 		if err == io.EOF && done {
 			return nil
@@ -378,7 +405,7 @@ func (x *exchange) relayWhole(a *attempt, resp *http.Response) {
 		x.decodeFailed(a, *f)
 		return
 	}
-	if !x.mayRelay(a) {
+	if !x.mayRelay(a, resp) {
 		return
 	}
 	length := int64(len(body))
@@ -406,6 +433,10 @@ func (x *exchange) relayWhole(a *attempt, resp *http.Response) {
 
 // head begins the client's answer with decode's status and headers.
 func (x *exchange) head(resp *http.Response, length int64) {
+	if x.headed {
+		return
+	}
+	x.headed = true
 	copyHeader(x.w.Header(), resp.Header)
 	if length >= 0 {
 		x.w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
@@ -453,7 +484,7 @@ func (x *exchange) arm(now time.Duration) {
 func (x *exchange) watchIdle(a *attempt) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.pair.phase != phaseRelaying {
+	if x.pair.phase != phaseRelaying || x.pair.attempt != a.n {
 		return
 	}
 	limit := x.r.cfg.IdleTimeout
@@ -462,7 +493,7 @@ func (x *exchange) watchIdle(a *attempt) {
 		left -= x.r.now() - time.Duration(h)
 	}
 	if left <= 0 {
-		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode,
+		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode, goesOn: x.journal.whole(),
 			fault: fault{kind: faultSilent, text: fmt.Sprintf("nothing came for %v", limit)}})
 		return
 	}
@@ -532,7 +563,7 @@ func (x *exchange) answer() {
 		api.WriteError(x.w, v.err)
 	case x.stream:
 		var b []byte
-		if x.mid {
+		if x.journal.mid {
 			b = append(b, "\n\n"...)
 		}
 		x.w.Write(api.AppendErrorEvent(b, v.err))

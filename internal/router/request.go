@@ -18,7 +18,7 @@ func (r *Router) generate(kind api.Kind) http.HandlerFunc {
 	path := [...]string{api.Chat: "/v1/chat/completions", api.Completion: "/v1/completions", api.Generate: "/generate"}[kind]
 	return func(w http.ResponseWriter, req *http.Request) {
 		x := &exchange{r: r, w: w, rc: http.NewResponseController(w), req: req, kind: kind, path: path, began: r.now(),
-			id: req.Header["X-Request-Id"][0], pair: pair{retries: r.cfg.Retries}}
+			id: req.Header["X-Request-Id"][0], pair: pair{retries: r.cfg.Retries, migrations: r.cfg.Migrations}}
 		err := x.open()
 		if err == nil {
 			x.run()
@@ -207,5 +207,5 @@ func (x *exchange) workerOut(w *worker) {
 	now := x.r.now()
 	avoid := x.avoid
 	avoid[leg] = append(slices.Clone(avoid[leg]), w)
-	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: x.r.table.spare(now, avoid)})
+	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: x.r.table.spare(now, avoid), goesOn: x.journal.whole() && x.quiet(now)})
 }
