@@ -27,7 +27,7 @@ type engineFlags struct {
 	TP              int           `help:"Ranks that the KV heads are split over." name:"tp" default:"1"`
 	DP              int           `help:"Independent schedulers over one copy of the weights." name:"dp" default:"1"`
 	PageSize        int           `help:"Tokens in a page of KV." default:"16"`
-	KVDType         string        `help:"Type of KV values: f16 or f32; f32 too if --precision f32 and nothing else is chosen." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
+	KVDType         string        `help:"Type of KV values: f16, f32 or q8_0; f32 too if --precision f32 and nothing else is chosen." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
 	KVMemory        Size          `help:"Memory for KV pages of one scheduler." name:"kv-memory" default:"512MiB"`
 	KVPages         int           `help:"Number of KV pages of one scheduler, instead of --kv-memory." name:"kv-pages" default:"0"`
 	Context         int           `help:"Longest prompt plus answer in tokens; 0 means the model's, at most 8192." default:"0"`

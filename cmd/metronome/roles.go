@@ -77,8 +77,6 @@ func (f *engineFlags) check(s *settings) error {
 	switch {
 	case f.Kernels == "avx2" || f.Kernels == "avx512":
 		return usagef("--kernels %s: not built yet; auto and portable are", f.Kernels)
-	case f.KVDType == "q8_0":
-		return usagef("--kv-dtype q8_0: not built yet; f16 and f32 are")
 	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
 		return usagef("--sim-prefill-rate and --sim-kv-bytes must be above 0, --sim-decode-base and --sim-decode-per-seq not below")
 	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1 || f.ReservedTokens < 1:

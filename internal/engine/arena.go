@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 
@@ -41,44 +40,20 @@ func (a *arena) Extent(layer int, page kv.Page, head, heads int) []byte {
 	return a.data[at : at+heads*a.extent : at+heads*a.extent]
 }
 
-// dtype is the number format of K and V rows.
-type dtype uint8
+// dtypes are the forms that K and V rows are kept in, by the words of
+// Config.KVDType. They are forms of weights, too.
+var dtypes = map[string]kernels.Type{"f16": kernels.F16, "f32": kernels.F32, "q8_0": kernels.Q8_0}
 
-const (
-	f16 dtype = 2 // the value is the size in bytes
-	f32 dtype = 4
-)
-
-func parseDType(s string) (dtype, error) {
-	switch s {
-	case "f16":
-		return f16, nil
-	case "f32":
-		return f32, nil
+// KVTokenBytes is the bytes of K plus V of one token in one head of one layer,
+// heads having headDim values. An unknown dtype is an error, and one whose
+// blocks do not divide a head.
+func KVTokenBytes(dtype string, headDim int) (int, error) {
+	t, ok := dtypes[dtype]
+	if !ok {
+		return 0, fmt.Errorf("engine: KV dtype %q; f16, f32 and q8_0 can be computed", dtype)
 	}
-	return 0, fmt.Errorf("engine: KV dtype %q; f16 and f32 can be computed", s)
-}
-
-// put rounds one K or V row to the dtype.
-func (d dtype) put(dst []byte, src []float32) {
-	if d == f16 {
-		for i, v := range src {
-			binary.LittleEndian.PutUint16(dst[2*i:], kernels.F32ToF16(v))
-		}
-		return
+	if t == kernels.Q8_0 && headDim%kernels.Block != 0 {
+		return 0, fmt.Errorf("engine: KV dtype %s has blocks of %d values, the model's heads have %d; f16 and f32 take any", dtype, kernels.Block, headDim)
 	}
-	for i, v := range src {
-		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
-	}
-}
-
-// widen reads K or V rows.
-func (d dtype) widen(dst []float32, src []byte) {
-	if d == f16 {
-		kernels.WidenF16(dst, src)
-		return
-	}
-	for i := range dst {
-		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-	}
+	return 2 * t.RowBytes(headDim), nil
 }

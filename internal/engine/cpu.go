@@ -18,7 +18,7 @@ type CPU struct {
 	w      *Weights
 	cfg    Config
 	geo    kv.Geometry
-	dtype  dtype
+	dtype  kernels.Type // of K and V rows
 	print  string
 	arenas []*arena
 	rope   *kernels.RopeTable
@@ -98,15 +98,15 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 	if err := cfg.check(h.KVHeads, h.Context); err != nil {
 		return nil, err
 	}
-	d, err := parseDType(cfg.KVDType)
+	tokenBytes, err := KVTokenBytes(cfg.KVDType, h.HeadDim)
 	if err != nil {
 		return nil, err
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = runtime.NumCPU()
 	}
-	e := &CPU{w: w, cfg: cfg, dtype: d}
-	e.geo = kv.Geometry{Layers: h.Layers, Heads: h.KVHeads, TokenBytes: 2 * h.HeadDim * int(d), PageSize: cfg.PageSize}
+	e := &CPU{w: w, cfg: cfg, dtype: dtypes[cfg.KVDType]}
+	e.geo = kv.Geometry{Layers: h.Layers, Heads: h.KVHeads, TokenBytes: tokenBytes, PageSize: cfg.PageSize}
 	if e.arenas, err = newArenas(e.geo, cfg.Pages, cfg.TP); err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func (e *CPU) enterTile(tile, _ int) {
 func (e *CPU) placeTile(tile, _ int) {
 	t0, t1 := e.group(tile)
 	dim := e.w.hyper.HeadDim
-	row := dim * int(e.dtype)
+	row := e.dtype.RowBytes(dim)
 	for t := t0; t < t1; t++ {
 		k := e.tokens[t]
 		pos := k.row.Start + k.at
@@ -284,8 +284,8 @@ func (e *CPU) placeTile(tile, _ int) {
 		e.turn(keys, e.block.kNorm, pos)
 		for h := range e.geo.Heads {
 			to := e.extent(page, h)
-			e.dtype.put(to[slot*row:], keys[h*dim:][:dim])
-			e.dtype.put(to[(e.cfg.PageSize+slot)*row:], values[h*dim:][:dim])
+			e.dtype.Put(to[slot*row:], keys[h*dim:][:dim])
+			e.dtype.Put(to[(e.cfg.PageSize+slot)*row:], values[h*dim:][:dim])
 		}
 	}
 }
@@ -338,13 +338,13 @@ func (e *CPU) attendTile(tile, worker int) {
 // widen reads K and V of n positions of one head, page by page.
 func (e *CPU) widen(l *local, pages []kv.Page, head, from, n int) {
 	dim, size := e.w.hyper.HeadDim, e.cfg.PageSize
-	row := dim * int(e.dtype)
+	row := e.dtype.RowBytes(dim)
 	for i := 0; i < n; {
 		slot := (from + i) % size
 		run := min(n-i, size-slot)
 		src := e.extent(pages[(from+i)/size], head)
-		e.dtype.widen(l.k[i*dim:(i+run)*dim], src[slot*row:])
-		e.dtype.widen(l.v[i*dim:(i+run)*dim], src[(size+slot)*row:])
+		e.dtype.Widen(l.k[i*dim:(i+run)*dim], src[slot*row:])
+		e.dtype.Widen(l.v[i*dim:(i+run)*dim], src[(size+slot)*row:])
 		i += run
 	}
 }

@@ -130,7 +130,7 @@ type TokenLogprob struct {
 type Config struct {
 	Pages          int    // KV pages
 	PageSize       int    // tokens a page
-	KVDType        string // "f16" or "f32"; "" is f16
+	KVDType        string // "f16", "f32" or "q8_0"; "" is f16
 	TP             int    // ranks the KV heads are split over; 0 is 1
 	Threads        int    // goroutines that compute, the caller of Run included; 0: all cores
 	Context        int    // longest sequence in tokens; 0: the model's, at most 8192 (Sim: 131072)

@@ -38,12 +38,14 @@ func testGolden(t *testing.T) {
 		"Q5_K f16": "e42f3969e100414e",
 		"Q6_K f16": "50a37e4c77706b28",
 		"Q8_0 f16": "0ddf39e9fa62f11b",
+		"Q6_K q8":  "f3f1304bd13e85f2",
 		"tiny f16": "7d6222f3bae9ff7d",
 		"draws":    "608c55defb4b3b74",
 	}
 	got := map[string]string{
 		"F16 f32":  golden(t, smallWeights(kernels.F16), "f32"),
 		"Q4_1 f32": golden(t, smallWeights(kernels.Q4_1), "f32"),
+		"Q6_K q8":  golden(t, smallWeights(kernels.Q6_K), "q8_0"),
 		"tiny f16": golden(t, builtin(t), "f16"),
 		"draws":    goldenDraws(t),
 	}

@@ -173,9 +173,12 @@ func TestInvariance(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		k := key{
 			rapid.SampledFrom(weightTypes).Draw(rt, "type"),
-			rapid.SampledFrom([]string{"f16", "f32"}).Draw(rt, "dtype"), rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
+			rapid.SampledFrom([]string{"f16", "f32", "q8_0"}).Draw(rt, "dtype"), rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
 		}
 		w := weights[k.typ]
+		if w.hyper.HeadDim%kernels.Block != 0 && k.dtype == "q8_0" {
+			k.dtype = "f16"
+		}
 		rnd := rand.New(rand.NewPCG(1, uint64(k.n)))
 		s := newSequence(rnd, k.n)
 		want := known[k]
@@ -364,14 +367,31 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestKVTokenBytes: what a token takes in each dtype, and which heads do not fit.
+func TestKVTokenBytes(t *testing.T) {
+	for _, c := range []struct {
+		dtype    string
+		dim, n   int
+		complain string
+	}{
+		{"f32", 80, 640, ""}, {"f16", 80, 320, ""}, {"q8_0", 64, 136, ""}, {"q8_0", 128, 272, ""},
+		{"q8_0", 80, 0, "blocks of 32 values, the model's heads have 80"}, {"q4_0", 64, 0, `"q4_0"; f16, f32 and q8_0`},
+	} {
+		n, err := KVTokenBytes(c.dtype, c.dim)
+		if n != c.n || (err == nil) != (c.complain == "") || err != nil && !strings.Contains(err.Error(), c.complain) {
+			t.Errorf("%s with heads of %d: %d bytes, %v", c.dtype, c.dim, n, err)
+		}
+	}
+}
+
 func TestFingerprint(t *testing.T) {
-	w := smallWeights(kernels.Q8_0)
+	w := smallWeights(kernels.Q6_K) // its heads have 32 values
 	base := Config{Pages: 8, PageSize: 16}
 	print := func(c Config) string { return newCPU(t, w, c).Fingerprint() }
 	if print(base) != print(Config{Pages: 9, PageSize: 32, TP: 2, Threads: 2, MaxBatchTokens: 9}) {
 		t.Error("it depends on what changes no bit")
 	}
-	for _, c := range []Config{{Pages: 8, PageSize: 16, Context: 5}, {Pages: 8, PageSize: 16, KVDType: "f32"}, {Pages: 8, PageSize: 16, Precision: "f32"}} {
+	for _, c := range []Config{{Pages: 8, PageSize: 16, Context: 5}, {Pages: 8, PageSize: 16, KVDType: "f32"}, {Pages: 8, PageSize: 16, KVDType: "q8_0"}, {Pages: 8, PageSize: 16, Precision: "f32"}} {
 		if print(base) == print(c) {
 			t.Errorf("%+v has the same", c)
 		}

@@ -159,6 +159,27 @@ func TestTinyQ8(t *testing.T) {
 	}
 }
 
+// TestKVQ8 scores a text with K and V in eight bits: another result than with
+// f32, by a small error.
+func TestKVQ8(t *testing.T) {
+	var ref tinyReference
+	readJSON(t, "../../testdata/tiny-model/reference.json", &ref)
+	w := builtin(t)
+	var ids []int32
+	for _, p := range ref.Prompts {
+		ids = append(append(ids, p.IDs...), p.F16.IDs...)
+	}
+	ids = ids[:min(len(ids), 256)]
+	nll := func(dtype string) []float64 {
+		return score(t, newCPU(t, w, Config{Pages: 24, PageSize: 16, KVDType: dtype}), ids)
+	}
+	mean, p99, worst := differences(nll("q8_0"), nll("f32"))
+	t.Logf("against KV in f32: mean %.4f, p99 %.4f, largest %.4f nats", mean, p99, worst)
+	if !(mean < 0.02 && mean > 1e-4) {
+		t.Errorf("nll differs from that with KV in f32 by %.4f in the mean", mean)
+	}
+}
+
 // smolLM2 is the path of a real model, which is not part of the repository.
 func smolLM2(t testing.TB) string {
 	if raced {

@@ -74,7 +74,11 @@ func (w *Worker) engineMaker() (func(engine.Config) (engine.Engine, error), erro
 	if c.Context == 0 {
 		c.Context = min(h.Context, maxDefaultContext)
 	}
-	err = c.sizePool(2 * h.HeadDim * h.KVHeads * h.Layers * map[string]int{"f16": 2, "f32": 4, "q8_0": 2}[c.KVDType])
+	bytes, err := engine.KVTokenBytes(c.KVDType, h.HeadDim)
+	if err != nil {
+		return nil, err
+	}
+	err = c.sizePool(bytes * h.KVHeads * h.Layers)
 	return func(ec engine.Config) (engine.Engine, error) { return engine.New(weights, ec) }, err
 }
 

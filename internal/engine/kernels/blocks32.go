@@ -1,5 +1,10 @@
 package kernels
 
+import (
+	"encoding/binary"
+	"math"
+)
+
 // The types with blocks of 32 weights. Nibbles: byte i has weight i in its low
 // half and weight i+16 in its high half. Fifth bits: bit i of the 32 is that of
 // weight i.
@@ -11,10 +16,39 @@ type blockQ8_0 struct {
 }
 
 func widenQ8_0(dst []float32, row []byte) {
-	for b, k := range cast[blockQ8_0](row) {
+	for b, k := range cast[blockQ8_0](row)[:len(dst)/Block] {
 		d, out := k.d.float(), (*[Block]float32)(dst[b*Block:])
 		for i, q := range &k.q {
 			out[i] = float32(d * float32(int8(q)))
+		}
+	}
+}
+
+// putQ8_0 rounds the scale first, so that q makes up for what it lost: d = half
+// of amax ÷ 127, q = x × (1 ÷ d) rounded half to even, at most 127 in size. A
+// block with an infinity or NaN gets a NaN scale, one that is too large for a
+// half an infinite one with q = 0: both are read as NaN.
+func putQ8_0(dst []byte, src []float32) {
+	for b := range cast[blockQ8_0](dst)[:len(src)/Block] {
+		k, v := &cast[blockQ8_0](dst)[b], (*[Block]float32)(src[b*Block:])
+		var top uint32
+		for _, f := range v {
+			top = max(top, math.Float32bits(f)&0x7fffffff)
+		}
+		h := F32ToF16(float32(math.Float32frombits(top) / 127))
+		if top >= 0x7f800000 {
+			h = 0x7e00
+		}
+		binary.LittleEndian.PutUint16(k.d[:], h)
+		if h == 0 || h >= 0x7c00 {
+			k.q = [Block]byte{}
+			continue
+		}
+		const round = 3 << 22 // as in quantise
+		inv := 1 / F16ToF32(h)
+		for i, f := range v {
+			n := int32(math.Float32bits(float32(f*inv)+round) - 0x4b400000)
+			k.q[i] = byte(min(max(n, -127), 127))
 		}
 	}
 }

@@ -67,6 +67,20 @@ func widenBF16(dst []float32, src []byte) {
 	}
 }
 
+func putF16(dst []byte, src []float32) {
+	dst = dst[:2*len(src)]
+	for i, v := range src {
+		binary.LittleEndian.PutUint16(dst[2*i:], F32ToF16(v))
+	}
+}
+
+func putF32(dst []byte, src []float32) {
+	dst = dst[:4*len(src)]
+	for i, v := range src {
+		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
+	}
+}
+
 func widenF32(dst []float32, src []byte) {
 	src = src[:4*len(dst)]
 	for i := range dst {

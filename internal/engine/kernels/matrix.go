@@ -28,6 +28,7 @@ type format struct {
 	name         string
 	block, bytes int // weights in a block and its size; a row is whole blocks
 	widen        func(dst []float32, row []byte)
+	put          func(dst []byte, src []float32) // for rows of K and V; nil where none are kept so
 
 	// Products of quantised weights; float ones are widened.
 	form   formKind                            // int8 form of the inputs
@@ -37,17 +38,17 @@ type format struct {
 }
 
 var formats = [...]format{
-	F32:  {name: "F32", block: lanes, bytes: 4 * lanes, widen: widenF32},
-	F16:  {name: "F16", block: lanes, bytes: 2 * lanes, widen: WidenF16},
+	F32:  {name: "F32", block: lanes, bytes: 4 * lanes, widen: widenF32, put: putF32},
+	F16:  {name: "F16", block: lanes, bytes: 2 * lanes, widen: WidenF16, put: putF16},
 	BF16: {name: "BF16", block: lanes, bytes: 2 * lanes, widen: widenBF16},
-	Q4_0: {"Q4_0", Block, size[blockQ4_0](), widenQ4_0, quads, dotQ4_0, unpackQ4_0, 0},
-	Q4_1: {"Q4_1", Block, size[blockQ4_1](), widenQ4_1, quads, dotQ4_1, unpackQ4_1, 8},
-	Q5_0: {"Q5_0", Block, size[blockQ5_0](), widenQ5_0, triples, dotQ5_0, unpackQ5_0, 0},
-	Q5_1: {"Q5_1", Block, size[blockQ5_1](), widenQ5_1, triples, dotQ5_1, unpackQ5_1, 0},
-	Q8_0: {"Q8_0", Block, size[blockQ8_0](), widenQ8_0, triples, dotQ8_0, unpackQ8_0, 0},
-	Q4_K: {"Q4_K", Super, size[blockQ4_K](), widenQ4_K, pairs, dotQ4_K, unpackQ4_K, 0},
-	Q5_K: {"Q5_K", Super, size[blockQ5_K](), widenQ5_K, pairs, dotQ5_K, unpackQ5_K, 0},
-	Q6_K: {"Q6_K", Super, size[blockQ6_K](), widenQ6_K, pairs, dotQ6_K, unpackQ6_K, 0},
+	Q4_0: {"Q4_0", Block, size[blockQ4_0](), widenQ4_0, nil, quads, dotQ4_0, unpackQ4_0, 0},
+	Q4_1: {"Q4_1", Block, size[blockQ4_1](), widenQ4_1, nil, quads, dotQ4_1, unpackQ4_1, 8},
+	Q5_0: {"Q5_0", Block, size[blockQ5_0](), widenQ5_0, nil, triples, dotQ5_0, unpackQ5_0, 0},
+	Q5_1: {"Q5_1", Block, size[blockQ5_1](), widenQ5_1, nil, triples, dotQ5_1, unpackQ5_1, 0},
+	Q8_0: {"Q8_0", Block, size[blockQ8_0](), widenQ8_0, putQ8_0, triples, dotQ8_0, unpackQ8_0, 0},
+	Q4_K: {"Q4_K", Super, size[blockQ4_K](), widenQ4_K, nil, pairs, dotQ4_K, unpackQ4_K, 0},
+	Q5_K: {"Q5_K", Super, size[blockQ5_K](), widenQ5_K, nil, pairs, dotQ5_K, unpackQ5_K, 0},
+	Q6_K: {"Q6_K", Super, size[blockQ6_K](), widenQ6_K, nil, pairs, dotQ6_K, unpackQ6_K, 0},
 }
 
 // known is the type's entry, or nil.
@@ -68,6 +69,13 @@ func (t Type) String() string {
 
 // RowBytes is the size of one row of cols weights.
 func (t Type) RowBytes(cols int) int { return cols / formats[t].block * formats[t].bytes }
+
+// Widen reads len(dst) values from a row: exactly for float types, else by the
+// rounded operations that docs/numerics.md states for each type.
+func (t Type) Widen(dst []float32, row []byte) { formats[t].widen(dst, row) }
+
+// Put rounds src to a row of F32, F16 or Q8_0, the types that K and V are kept in.
+func (t Type) Put(row []byte, src []float32) { formats[t].put(row, src) }
 
 // Matrix is Rows rows of Cols weights in their storage form: y = W x takes Cols
 // values and gives Rows. It looks into the bytes of the model file.
@@ -101,9 +109,8 @@ func (m *Matrix) row(r int) []byte {
 	return m.data[r*n : (r+1)*n]
 }
 
-// Row widens row r to float32: exactly for float types, else by the rounded
-// operations that docs/numerics.md states for each type.
-func (m *Matrix) Row(dst []float32, r int) { formats[m.Type].widen(dst[:m.Cols], m.row(r)) }
+// Row widens row r.
+func (m *Matrix) Row(dst []float32, r int) { m.Type.Widen(dst[:m.Cols], m.row(r)) }
 
 // Scratch is the memory of one goroutine that multiplies.
 type Scratch struct {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"math"
@@ -113,3 +114,52 @@ func TestRowAgainstGGML(t *testing.T) {
 		t.Errorf("no reference for %v", left)
 	}
 }
+
+// TestPutQ8_0: rows of K and V come back within half a scale, and what cannot be
+// kept comes back as NaN, never as a number.
+func TestPutQ8_0(t *testing.T) {
+	rnd := seeded(t, 8)
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	row, got, src := make([]byte, Q8_0.RowBytes(2*Block)), make([]float32, 2*Block), make([]float32, 2*Block)
+	for _, size := range []float32{1, 1e-3, 127 * 0x1p-14, 127 * 0x1.8p-24, 127 * 0x1.7fp-24, 1e-7, 1e-30, 0, 1e6, 127 * 65503} {
+		fill(rnd, src)
+		top := slices.MaxFunc(src[Block:], func(a, b float32) int { return cmp.Compare(max(a, -a), max(b, -b)) })
+		for i, v := range src {
+			src[i] = v / max(top, -top) * size
+		}
+		Q8_0.Put(row, src)
+		Q8_0.Widen(got, row)
+		scale := F16ToF32(binary.LittleEndian.Uint16(row[q8Row:]))
+		for i := range Block {
+			v, w := src[Block+i], got[Block+i]
+			if max(v-w, w-v) > 0.5001*max(scale, 127*0x1p-24) {
+				t.Errorf("size %v, scale %v: %v came back as %v", size, scale, v, w)
+			}
+		}
+		Q8_0.Put(row, got) // what was rounded once stays as it is
+		again := make([]float32, 2*Block)
+		if Q8_0.Widen(again, row); size == 1 && !slices.Equal(got, again) {
+			t.Errorf("rounded twice: %v, then %v", got, again)
+		}
+	}
+	for _, bad := range []float32{inf, -inf, nan, 127 * 65521} {
+		clear(src)
+		src[40] = bad
+		Q8_0.Put(row, src)
+		Q8_0.Widen(got, row)
+		for i, v := range got {
+			if (v != v) != (i >= Block) {
+				t.Errorf("with %v at 40, value %d is %v", bad, i, v)
+			}
+		}
+	}
+	// d = 2 is a half exactly, ties go to even, and 127 is the largest q.
+	clear(src)
+	src[0], src[1], src[2], src[3], src[31] = 254, 1, 3, -5, -254
+	Q8_0.Put(row, src)
+	if want := append([]byte{0x00, 0x40, 127, 0, 2, 0xfe}, make([]byte, 27)...); !slices.Equal(row[:33], want) || row[33] != 0x81 {
+		t.Errorf("row % x, want % x 81", row[:34], want)
+	}
+}
+
+const q8Row = 2 + Block
