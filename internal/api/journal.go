@@ -1,3 +1,5 @@
+//metronome:pure
+
 package api
 
 import (
@@ -47,6 +49,10 @@ type ItemJournal struct {
 	Tokens []JournalToken
 	Ended  bool // its last event has been sent
 }
+
+// MaxTopLogprobs is how many of the most probable tokens can be asked for
+// beside each one.
+const MaxTopLogprobs = 20
 
 // JournalToken is one output token.
 type JournalToken struct {

@@ -74,12 +74,11 @@ type Request struct {
 
 // Limits of single fields, checked before anything is computed.
 const (
-	MaxChoices     = 128
-	MaxItems       = 1024
-	MaxStops       = 16
-	MaxStopBytes   = 1024
-	MaxTopLogprobs = 20
-	MaxBiases      = 1024
+	MaxChoices   = 128
+	MaxItems     = 1024
+	MaxStops     = 16
+	MaxStopBytes = 1024
+	MaxBiases    = 1024
 )
 
 // unsupported fields would change the answer, so they are refused by name
