@@ -60,17 +60,21 @@ func registryFront(t *testing.T, registry string, fail int, edit func(map[string
 func asIs(map[string]any) {}
 
 // mismatches are pairs that must never serve a request together; says are both
-// values that the error must name.
+// values that the error must name, or nil: both fingerprints.
 var mismatches = []struct {
 	name            string
+	model           string // of the prefill worker
 	prefill, decode []string
 	edit            func(map[string]any)
 	says            []string
+	fail            []int // failures of the registry before its answer
 }{
-	{"page size", []string{"--page-size=32"}, nil, asIs, []string{"Page size mismatch", "32", "16"}},
-	{"KV dtype", []string{"--kv-dtype=f32"}, nil, asIs, []string{"KV cache dtype mismatch", "f32", "f16"}},
-	{"TP", nil, []string{"--tp=2"}, func(b map[string]any) { b["attn_tp_size"] = 3 }, []string{"3", "2"}},
-	{"model", []string{"--context=512"}, nil, asIs, nil},
+	{"page size", "tiny", []string{"--page-size=32"}, nil, asIs, []string{"Page size mismatch", "32", "16"}, []int{0, 3}},
+	{"KV dtype", "tiny", []string{"--kv-dtype=f32"}, nil, asIs, []string{"KV cache dtype mismatch", "f32", "f16"}, []int{0, 3}},
+	{"TP", "tiny", nil, []string{"--tp=2"}, func(b map[string]any) { b["attn_tp_size"] = 3 }, []string{"3", "2"}, []int{0, 3}},
+	{"context", "tiny", []string{"--context=512"}, nil, asIs, nil, []int{0, 3}},
+	{"weights", "../../testdata/tiny-model/tiny-f16.gguf", nil, nil, asIs, nil, []int{0}},
+	{"precision", "tiny", []string{"--precision=f32", "--kv-dtype=f16"}, nil, asIs, nil, []int{0}},
 }
 
 // Mismatches end as rules 9, 16 and 17 of docs/peers.md say, in both modes,
@@ -78,19 +82,23 @@ var mismatches = []struct {
 func TestMismatch(t *testing.T) {
 	for _, mode := range []string{"fatal", "reject"} {
 		for _, m := range mismatches {
-			for _, fail := range []int{0, 3} {
+			for _, fail := range m.fail {
 				t.Run(fmt.Sprintf("%s %s after %d failures", mode, m.name, fail), func(t *testing.T) {
 					r := newRig(t)
-					p := r.startPrefill(t, "tiny", m.prefill...)
+					p := r.startPrefill(t, m.model, m.prefill...)
 					d := r.startDecode(t, "tiny", append([]string{"--on-mismatch=" + mode, "--parallel-info-attempts=4", "--parallel-info-interval=150ms"}, m.decode...)...)
+					says := m.says
+					if says == nil {
+						says = []string{"Model fingerprint mismatch", fingerprint(t, p), fingerprint(t, d)}
+					}
 					addr := registryFront(t, p.Bootstrap, fail, m.edit)
 					a, err := Generate(within(t, 10*time.Second), d.HTTP, leg(addr, 5, 4))
 					if err != nil {
 						t.Fatal(err)
 					}
-					checkMismatch(t, a, m.says, p, d)
+					checkMismatch(t, a, says)
 					if mode == "fatal" {
-						checkFatal(t, d, m.says)
+						checkFatal(t, d, says)
 					} else {
 						checkRejects(t, r, d)
 					}
@@ -100,11 +108,8 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-func checkMismatch(t *testing.T, a *Answer, says []string, p, d *Proc) {
+func checkMismatch(t *testing.T, a *Answer, says []string) {
 	t.Helper()
-	if says == nil {
-		says = []string{fingerprint(t, p)[:8]} // the model: both fingerprints; decode may be gone already
-	}
 	if a.Status != 502 || a.Error == nil || a.Error.Code != "peer_mismatch" {
 		t.Fatalf("status %d, %v; want 502 peer_mismatch", a.Status, a.Error)
 	}
