@@ -204,27 +204,30 @@ type smolReference struct {
 	}
 }
 
-// score is the negative log-likelihood of ids[1:], in chunks of 512.
-func score(t testing.TB, e *CPU, ids []int32) []float64 {
+// score is the negative log-likelihood of all tokens of each text but its first,
+// in chunks of 512.
+func score(t testing.TB, e *CPU, texts ...[]int32) []float64 {
 	var nll []float64
-	table := pages(0, e.Geometry().PagesFor(len(ids)))
-	for from := 0; from < len(ids)-1; from += 512 {
-		n := min(512, len(ids)-1-from)
-		r := Row{Tokens: ids[from : from+n], Start: from, Pages: table, Targets: ids[from+1 : from+n+1], Scores: make([]float32, n)}
-		if err := e.Run(&Batch{Rows: []Row{r}}); err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range r.Scores {
-			nll = append(nll, -float64(s))
+	for _, ids := range texts {
+		table := pages(0, e.Geometry().PagesFor(len(ids)))
+		for from := 0; from < len(ids)-1; from += 512 {
+			n := min(512, len(ids)-1-from)
+			r := Row{Tokens: ids[from : from+n], Start: from, Pages: table, Targets: ids[from+1 : from+n+1], Scores: make([]float32, n)}
+			if err := e.Run(&Batch{Rows: []Row{r}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range r.Scores {
+				nll = append(nll, -float64(s))
+			}
 		}
 	}
 	return nll
 }
 
-func differences(got, want []float64) (mean, p99, worst float64) {
+func differences[F float32 | float64](got []float64, want []F) (mean, p99, worst float64) {
 	var d []float64
 	for i, g := range got {
-		d = append(d, math.Abs(g-want[i]))
+		d = append(d, math.Abs(g-float64(want[i])))
 		mean += d[i] / float64(len(got))
 	}
 	slices.SortFunc(d, cmp.Compare)

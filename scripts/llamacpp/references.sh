@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Has llama.cpp compute the models that the engine's tests compare with, and writes testdata/llamacpp anew. By hand: it
+# builds llama.cpp once (10 minutes on two cores) and computes for some minutes more. Tests read only what it wrote.
+#
+#   scripts/llamacpp/references.sh [generated] [requantised]      default: both
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+here=scripts/llamacpp work=.cache/llamacpp
+python=${METRONOME_LLAMACPP_PYTHON:-$work/venv/bin/python}
+
+if [ ! -x "$python" ]; then
+  python3 -m venv "$work/venv"
+fi
+"$python" -c 'import llama_cpp' 2>/dev/null || "$python" -m pip install --quiet llama-cpp-python==0.3.36 numpy==2.4.6
+
+mkdir -p testdata/llamacpp
+for what in "${@:-generated requantised}"; do
+  for part in $what; do
+    rm -rf "$work/$part"
+    mkdir -p "$work/$part"
+    case $part in
+    generated)
+      ${GO:-go} test -count=1 ./internal/model/modeltest -run '^TestModels$' -write "$PWD/$work/generated"
+      ;;
+    requantised)
+      # K-quants need rows of 256, which SmolLM2 does not have.
+      "$python" $here/requantise.py "$work/requantised" testdata/tiny-model/tiny-f16.gguf testdata/smollm2/perplexity-text.txt \
+        F32 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K_M Q5_K_M Q6_K
+      "$python" $here/requantise.py "$work/requantised" "$(scripts/fetch-smollm2.sh)" testdata/smollm2/perplexity-text.txt \
+        F32 F16 BF16 Q8_0 Q4_0 Q5_0 Q5_1
+      ;;
+    *)
+      echo "references: $part is neither generated nor requantised" >&2
+      exit 2
+      ;;
+    esac
+    "$python" $here/record.py "testdata/llamacpp/$part.json" "$work/$part"/*.gguf
+  done
+done
