@@ -25,7 +25,7 @@ lint:
 	$(GO) run $(STATICCHECK) ./...
 
 unit: ## every package but the real-process tests
-	$(GO) test $$($(GO) list ./... | grep -v internal/chaos)
+	METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test $$($(GO) list ./... | grep -v internal/chaos)
 
 race:
 	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)

@@ -8,6 +8,8 @@ if [ ! -x "$venv/bin/python" ]; then
   python3 -m venv "$venv"
 fi
 "$venv/bin/python" -c 'import openai' 2>/dev/null || "$venv/bin/pip" install --quiet 'openai>=1,<4'
+# The chat templates' reference: the Jinja2 that testdata/jinja was recorded with.
+"$venv/bin/python" -c 'import jinja2; assert jinja2.__version__ == "3.1.6"' 2>/dev/null || "$venv/bin/pip" install --quiet jinja2==3.1.6
 
 # Network namespaces: Linux, as root. Elsewhere those tests skip and say so.
 if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null || ! command -v nft >/dev/null || ! command -v curl >/dev/null; }; then

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -750,10 +751,10 @@ func (r *run) item(of, key any) any {
 			return r.pick(of, i, i+1, 1)
 		}
 	}
-	if named {
+	if named && len(name.s) <= 64 && !strings.ContainsFunc(name.s, unicode.IsControl) {
 		return &undefined{name.s}
 	}
-	return &undefined{"an item"}
+	return &undefined{"an item"} // an error names it, in one line
 }
 
 // index resolves an index that may count from the end.

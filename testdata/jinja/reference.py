@@ -4,7 +4,9 @@
     venv/bin/python reference.py [SEED [RANDOM [FILE]]]     default: 1, 400, cases.json
 
 Each case is a template, its messages and a text; text null means that Jinja2 raises an error. The first cases are
-written by hand; the others are random expressions and statements of the supported part of the language.
+written by hand; the others are random expressions and statements of the supported part of the language. Then come the
+templates of families/, written in the manner of well-known models, with the same conversations each. Tests run this
+script, too, where they have a Python with Jinja2.
 """
 import json
 import random
@@ -412,9 +414,33 @@ def render(template, messages, generate):
         return None
 
 
+TURNS = [{"role": "user", "content": " Who wrote\n»Momo«? "}, {"role": "assistant", "content": "<think>\nEnde, I think.\n</think>\n\nMichael Ende.\n"},
+         {"role": "user", "content": "When?"}, {"role": "assistant", "content": "1973"}, {"role": "user", "content": "Thanks 😀"}]
+SYSTEM = {"role": "system", "content": " Be brief.\n"}
+CHATS = [TURNS[:1], TURNS[:2], TURNS[:3], TURNS, [SYSTEM] + TURNS[:1], [SYSTEM] + TURNS[:4], [SYSTEM] + TURNS, TURNS[:1] + TURNS[:1], TURNS[1:], TURNS[:2] + [SYSTEM] + TURNS[2:],
+         [SYSTEM], TURNS[:2] + [{"role": "tool", "content": "{\"a\": 1}"}] + TURNS[3:4], [{"role": "user", "content": ""}], [{"role": "system", "content": ""}] + TURNS[:1],
+         [SYSTEM, SYSTEM] + TURNS[:1], [{"role": "developer", "content": "x"}] + TURNS[:1], [{"role": "user", "content": "a\n b\n\n\tc\r\nd"}, {"role": "assistant", "content": "</think>x<think>"}]]
+
+
+def families():
+    """Every template of families/ with every chat."""
+    folder = Path(__file__).parent / "families"
+    for name, known in json.loads((folder / "families.json").read_text()).items():
+        template = ENV.from_string((folder / (name + ".jinja")).read_text())
+        special = {key + "_token": known[key] for key in ("bos", "eos") if known[key]}
+        for i, chat in enumerate(CHATS):
+            for generate in (True, False):
+                try:
+                    text = template.render(messages=chat, tools=None, documents=None, add_generation_prompt=generate, **special)
+                except (jinja2.exceptions.TemplateError, TypeError):
+                    text = None
+                yield {"family": name, "chat": i, "generate": generate, "text": text}
+
+
 def main():
     warnings.simplefilter("ignore")
     seed, count, path = (sys.argv[1:] + ["1", "400", "cases.json"][len(sys.argv) - 1:])[:3]
+    rendered = list(families())
     cases = []
     for t in LINES.split("\n") + BLOCKS:
         for chat, generate in ((CHAT, True), (CHAT[1:2], False)):
@@ -433,9 +459,9 @@ def main():
         n += 1
         cases.append({"template": t, "messages": None, "generate": True, "text": text})
     out = {"about": "messages null means those of the first case", "engine": "jinja2 " + jinja2.__version__ + ", " + __doc__.split("\n")[0],
-           "cases": cases}
-    Path(path).write_text(json.dumps(out, ensure_ascii=True, separators=(", ", ": ")).replace('{"template"', '\n{"template"') + "\n")
-    print(len(cases), sum(c["text"] is None for c in cases), "raise")
+           "cases": cases, "chats": CHATS, "families": rendered}
+    Path(path).write_text(json.dumps(out, ensure_ascii=True, separators=(", ", ": ")).replace('{"template"', '\n{"template"').replace('{"family"', '\n{"family"') + "\n")
+    print(len(cases), sum(c["text"] is None for c in cases), "raise;", len(rendered), sum(c["text"] is None for c in rendered), "raise")
 
 
 main()
