@@ -20,7 +20,9 @@ import (
 // runWorker runs a worker until the test ends and waits until it is ready.
 func runWorker(t *testing.T, cfg Config) *Worker {
 	t.Helper()
-	cfg.Model = "tiny"
+	if cfg.Model == "" {
+		cfg.Model = "tiny"
+	}
 	cfg.Listen, cfg.BootstrapListen, cfg.KVListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Threads = 1
 	if cfg.KVPages == 0 {
