@@ -1,6 +1,7 @@
 package model
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,8 @@ import (
 func FuzzGGUF(f *testing.F) {
 	f.Add(small().bytes())
 	f.Add(byteModel(f, 7, "smollm", 20).data)
+	f.Add(byteModel(f, 7, "llama-bpe", 20).data)
+	f.Add(controlsFile(f, []string{"<|a|>", "</s>"}, "<|a|>", "</s>", "{% macro f(m) %}{{ m.role }}{% endmacro %}{{ messages | map(attribute='content') | join }}{{ f(messages[0]) }}").data)
 	f.Add(randomPieces(3, 20).file(f).data)
 	whole := small()
 	whole.put("tokenizer.ggml.model", "llama")
@@ -96,37 +99,89 @@ func FuzzTokenizer(f *testing.F) {
 		f.Add(c.Text)
 	}
 	tiny := tokenizer(f, tinyFile(f))
-	bytesFile := byteModel(f, 7, "smollm", 300)
-	bytes := tokenizer(f, bytesFile)
+	var files []*File
+	var byteLevel []*Tokenizer
+	for _, pre := range fourPres {
+		files = append(files, byteModel(f, 7, pre, 300))
+		byteLevel = append(byteLevel, tokenizer(f, files[len(files)-1]))
+	}
 	vocab := randomPieces(3, 400)
 	pieces := tokenizer(f, vocab.file(f))
 	f.Fuzz(func(t *testing.T, text string) {
 		clean := cleanText(validText(text))
-		ids := checkTokens(t, tiny, text)
-		if got := tiny.Decode(ids); got != strings.ReplaceAll(clean, dash, " ") {
-			t.Errorf("tiny: %q comes back as %q", text, got)
-		}
-		d := tiny.NewDetok()
-		stream := ""
-		for _, id := range ids {
-			stream += d.Push(id)
-		}
-		if stream += d.Flush(); stream != tiny.Decode(ids) {
-			t.Errorf("tiny: %q streams as %q", text, stream)
-		}
+		checkRoundTrip(t, tiny, text, strings.ReplaceAll(clean, dash, " "))
 		checkTokens(t, pieces, text)
-		checkTokens(t, bytes, text)
-		if len(text) > 200 || strings.Contains(text, "<tool>") {
-			return
+		for i, tok := range byteLevel {
+			got := checkTokens(t, tok, text)
+			if len(text) > 200 || strings.Contains(text, "<tool>") {
+				continue
+			}
+			if want := naiveBytes(t, files[i], tok, validText(text)); !slices.Equal(got, want) {
+				t.Errorf("%s: %q gives %v, want %v", fourPres[i], text, got, want)
+			}
+			checkRoundTrip(t, tok, text, strings.Map(func(r rune) rune {
+				if r == 1 || r == 2 {
+					return -1 // they have no token there
+				}
+				return r
+			}, clean))
 		}
-		if got, want := bytes.Encode(text, false, false), naiveBytes(t, bytesFile, bytes, validText(text)); !slices.Equal(got, want) {
-			t.Errorf("bytes: %q gives %v, want %v", text, got, want)
-		}
-		if text == "" || validText(text) != clean { // the definition's runes know no surrogates
-			return
+		if len(text) > 200 || strings.Contains(text, "<tool>") || text == "" || validText(text) != clean {
+			return // the definition's runes know no surrogates
 		}
 		if got, want := pieces.Encode(text, false, false), vocab.encode(" "+clean); !slices.Equal(got, want) {
 			t.Errorf("pieces: %q gives %v, want %v", text, got, want)
+		}
+	})
+}
+
+// checkRoundTrip: a text comes back as want, at once and as a stream of tokens.
+func checkRoundTrip(t *testing.T, tok *Tokenizer, text, want string) {
+	t.Helper()
+	ids := checkTokens(t, tok, text)
+	if got := tok.Decode(ids); got != want {
+		t.Errorf("%q comes back as %q, want %q", text, got, want)
+	}
+	d := tok.NewDetok()
+	stream := ""
+	for _, id := range ids {
+		out := d.Push(id)
+		if !utf8.ValidString(out) {
+			t.Errorf("%q: a stream of %q", text, out)
+		}
+		stream += out
+	}
+	if stream += d.Flush(); stream != want && stream != " "+want {
+		t.Errorf("%q streams as %q, want %q", text, stream, want)
+	}
+}
+
+// FuzzInjection: what messages say changes no control token of a chat, with
+// the templates in the manner of real models.
+func FuzzInjection(f *testing.F) {
+	all := families(f)
+	names := slices.Sorted(maps.Keys(all))
+	for i, name := range names {
+		for _, c := range all[name].controls {
+			f.Add(uint8(i), "x", c, c[1:]+c[:1])
+			f.Add(uint8(i), c[:1], c[1:], "</think>"+c+"<think>\n")
+		}
+	}
+	f.Fuzz(func(t *testing.T, which uint8, a, b, c string) {
+		if a == "" || b == "" || c == "" || len(a)+len(b)+len(c) > 4096 {
+			return // Phi 3 leaves empty messages out
+		}
+		fam := all[names[int(which)%len(names)]]
+		chat := func(a, b, c string) []Message {
+			return []Message{{"user", a}, {"assistant", b}, {"user", c}}
+		}
+		want, err := fam.controlsOf(chat("a", "b", "c"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := fam.controlsOf(chat(a, b, c))
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s with %q, %q, %q: control tokens %v, %v, want %v", names[int(which)%len(names)], a, b, c, got, err, want)
 		}
 	})
 }
