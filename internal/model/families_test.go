@@ -15,7 +15,7 @@ import (
 type family struct {
 	tpl      *Template
 	tok      *Tokenizer
-	controls []string
+	controls []string // what only the template may write, in order of their ids
 }
 
 // families reads testdata/jinja/families.
@@ -24,6 +24,7 @@ func families(t testing.TB) map[string]family {
 	var known map[string]struct {
 		BOS, EOS string
 		Controls []string
+		Defined  []string // spelled like control tokens, but user-defined in the models' files
 	}
 	modeltest.JSON(t, "jinja/families/families.json", &known)
 	all := map[string]family{}
@@ -36,18 +37,22 @@ func families(t testing.TB) map[string]family {
 		if k.BOS != "" && k.BOS != k.EOS {
 			controls = append(controls, k.BOS)
 		}
-		f := controlsFile(t, controls, k.BOS, k.EOS, string(source))
+		controls = append(controls, k.Defined...)
+		f := controlsFile(t, controls, len(k.Defined), k.BOS, k.EOS, string(source))
 		tok := tokenizer(t, f)
 		all[name] = family{template(t, f, tok), tok, controls}
 	}
 	return all
 }
 
-// controlsFile is a byte-level model with these control tokens, a token that is
-// user-defined, and no merges.
-func controlsFile(t testing.TB, controls []string, bos, eos, source string) *File {
+// controlsFile is a byte-level model with these control tokens, the last ones
+// of which are user-defined, another user-defined token, and no merges.
+func controlsFile(t testing.TB, controls []string, defined int, bos, eos, source string) *File {
 	t.Helper()
 	tokens, kinds := slices.Clone(controls), slices.Repeat([]int32{tokenControl}, len(controls))
+	for i := range defined {
+		kinds[len(kinds)-1-i] = tokenDefined
+	}
 	tokens, kinds = append(tokens, "<think>"), append(kinds, tokenDefined)
 	for r := range byteAlphabet() {
 		tokens, kinds = append(tokens, string(r)), append(kinds, tokenNormal)
@@ -72,7 +77,7 @@ func controlsFile(t testing.TB, controls []string, bos, eos, source string) *Fil
 func (f family) controlsOf(msgs []Message) (found []int32, err error) {
 	ids, err := f.tpl.Tokens(msgs, true)
 	for _, id := range ids {
-		if f.tok.IsControl(id) {
+		if int(id) < len(f.controls) {
 			found = append(found, id)
 		}
 	}

@@ -17,7 +17,7 @@ func FuzzGGUF(f *testing.F) {
 	f.Add(small().bytes())
 	f.Add(byteModel(f, 7, "smollm", 20).data)
 	f.Add(byteModel(f, 7, "llama-bpe", 20).data)
-	f.Add(controlsFile(f, []string{"<|a|>", "</s>"}, "<|a|>", "</s>", "{% macro f(m) %}{{ m.role }}{% endmacro %}{{ messages | map(attribute='content') | join }}{{ f(messages[0]) }}").data)
+	f.Add(controlsFile(f, []string{"<|a|>", "</s>"}, 0, "<|a|>", "</s>", "{% macro f(m) %}{{ m.role }}{% endmacro %}{{ messages | map(attribute='content') | join }}{{ f(messages[0]) }}").data)
 	f.Add(randomPieces(3, 20).file(f).data)
 	whole := small()
 	whole.put("tokenizer.ggml.model", "llama")

@@ -92,11 +92,18 @@ func NewTokenizer(f *File) (*Tokenizer, error) {
 	var list []special
 	for id, k := range kinds {
 		if k == tokenControl || k == tokenUnknown || k == tokenDefined {
-			list = append(list, special{t.texts[id], int32(id), k != tokenDefined})
+			list = append(list, special{t.texts[id], int32(id), k != tokenDefined || looksControl(t.texts[id])})
 		}
 	}
 	t.specials = newSpecials(list)
 	return t, nil
+}
+
+// looksControl tells whether a text is spelled like a control token. Some files
+// give such tokens, also those that begin a turn, the kind of tokens that any
+// text may spell; a message that spells one must not get it.
+func looksControl(text string) bool {
+	return strings.HasPrefix(text, "<|") && strings.HasSuffix(text, "|>") || strings.HasPrefix(text, "<｜") && strings.HasSuffix(text, "｜>")
 }
 
 // readPre finds the pre-tokenizer that a byte-level vocabulary was made with.

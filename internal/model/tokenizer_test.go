@@ -497,6 +497,21 @@ func TestSpecial(t *testing.T) {
 	}
 }
 
+// TestLooksControl: a user-defined token that is spelled like a control token
+// is found only in trusted text, and still has its text in an answer.
+func TestLooksControl(t *testing.T) {
+	tok := tokenizer(t, controlsFile(t, []string{"</s>", "<|user|>", "<｜User｜>", "<tool>"}, 3, "", "</s>", ""))
+	for id, c := range map[int32]struct {
+		text  string
+		plain bool
+	}{1: {"<|user|>", false}, 2: {"<｜User｜>", false}, 3: {"<tool>", true}} {
+		plain, trusted := tok.Encode(c.text, false, false), tok.Encode(c.text, false, true)
+		if slices.Equal(plain, []int32{id}) != c.plain || !slices.Equal(trusted, []int32{id}) || tok.Decode(trusted) != c.text {
+			t.Errorf("%s: %v, %v in trusted text, which is %q", c.text, plain, trusted, tok.Decode(trusted))
+		}
+	}
+}
+
 // TestSpacePrefix: a space goes in front of text, and again after each special token.
 func TestSpacePrefix(t *testing.T) {
 	v := randomPieces(3, 10)
