@@ -2,6 +2,8 @@ package model
 
 import (
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -193,6 +195,17 @@ func FuzzTemplate(f *testing.F) {
 	modeltest.JSON(f, "jinja/cases.json", &ref)
 	for _, c := range ref.Cases {
 		f.Add(c.Template, "user", "a b,c\n")
+	}
+	sources, err := filepath.Glob(modeltest.Path(f, "jinja/families/*.jinja"))
+	if err != nil || len(sources) < 12 {
+		f.Fatal(len(sources), err)
+	}
+	for _, path := range sources {
+		source, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(source), "user", "a b,c\n")
 	}
 	tok := tokenizer(f, byteModel(f, 7, "gpt2", 20))
 	f.Fuzz(func(t *testing.T, source, role, content string) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Has llama.cpp compute the models that the engine's tests compare with, and writes testdata/llamacpp anew. By hand: it
-# builds llama.cpp once (10 minutes on two cores) and computes for some minutes more. Tests read only what it wrote.
+# Has llama.cpp compute the models that the engine's tests compare with, and writes testdata/llamacpp anew; tokenizers writes
+# testdata/tokenizers. By hand: it builds llama.cpp once (10 minutes on two cores) and computes for some minutes more. Tests read only what it wrote.
 #
-#   scripts/llamacpp/references.sh [generated] [requantised]      default: both
+#   scripts/llamacpp/references.sh [generated] [requantised] [tokenizers]      default: all
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=scripts/llamacpp work=.cache/llamacpp
@@ -14,7 +14,7 @@ fi
 "$python" -c 'import llama_cpp' 2>/dev/null || "$python" -m pip install --quiet llama-cpp-python==0.3.36 numpy==2.4.6
 
 mkdir -p testdata/llamacpp
-for what in "${@:-generated requantised}"; do
+for what in "${@:-generated requantised tokenizers}"; do
   for part in $what; do
     rm -rf "$work/$part"
     mkdir -p "$work/$part"
@@ -29,8 +29,13 @@ for what in "${@:-generated requantised}"; do
       "$python" $here/requantise.py "$work/requantised" "$(scripts/fetch-smollm2.sh)" testdata/smollm2/perplexity-text.txt \
         F32 F16 BF16 Q8_0 Q4_0 Q5_0 Q5_1
       ;;
+    tokenizers)
+      "$python" -c 'import regex' 2>/dev/null || "$python" -m pip install --quiet regex==2026.11.19
+      "$python" testdata/tokenizers/reference.py
+      continue
+      ;;
     *)
-      echo "references: $part is neither generated nor requantised" >&2
+      echo "references: $part is none of generated, requantised and tokenizers" >&2
       exit 2
       ;;
     esac

@@ -1,7 +1,6 @@
 """Writes reference.json: small vocabularies, texts, and the tokens that llama.cpp makes of each text with each vocabulary.
 
-    python3 -m venv venv && venv/bin/pip install llama-cpp-python==0.3.36 regex==2026.11.19    builds llama.cpp: minutes
-    venv/bin/python reference.py
+    scripts/llamacpp/references.sh tokenizers
 
 By hand; tests read only what it wrote. No model's vocabulary is used but tiny's: the others are trained here, on the texts
 themselves, small and the same at every run. The byte-level one is one for all pre-tokenizers: some of its merges reach over
