@@ -1,7 +1,6 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -26,24 +26,43 @@ func (r *Router) startProbing(workers []*worker) {
 	}
 }
 
+// A worker whose GET /health answers 200, but only after the time-out of a
+// probe, is slow to say it, not dead: SGLang's generates a token and takes a
+// second at the least, more when it is busy. Such an answer is waited for a
+// while longer. While one has come of late, a probe also asks for /v1/models,
+// which the worker's HTTP side answers alone, and that must come in time.
+// Together they say as much as a quick /health: the process answers now, and
+// its engine did a moment ago.
+const (
+	slowIntervals = 8               // intervals that an answer may take beyond the time-out
+	slowMost      = 4 * time.Second // at most so long
+)
+
+// slowLimit is how long an answer of GET /health is waited for.
+func (r *Router) slowLimit() time.Duration {
+	return r.cfg.HealthTimeout + min(slowMost, slowIntervals*r.cfg.HealthEvery)
+}
+
 // probeWorker probes one worker at a fixed rate until ctx ends or it is no
-// member any more and has no legs. Probes may
-// overlap, so one that hangs does not delay the next; their number is bounded
-// by how many fit into the time-out.
+// member any more and has no legs. Probes may overlap, so one that hangs does
+// not delay the next; their number is bounded by how many fit into slowLimit.
 func (r *Router) probeWorker(ctx context.Context, w *worker) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	room := make(chan struct{}, int(r.cfg.HealthTimeout/r.cfg.HealthEvery)+2)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	room := make(chan struct{}, int(r.slowLimit()/r.cfg.HealthEvery)+2)
 	tick := time.NewTicker(r.cfg.HealthEvery)
 	defer tick.Stop()
-	for seq := uint64(1); ; seq++ {
+	for {
 		select {
 		case room <- struct{}{}:
+			seq := w.probes.Add(1)
 			wg.Go(func() {
-				r.judgeProbe(ctx, w, seq, r.probe(ctx, w))
+				r.probe(ctx, w, seq)
 				<-room
 			})
-		default: // cannot be: each ends within the time-out
+		default: // cannot be: each ends within slowLimit
 		}
 		select {
 		case <-tick.C:
@@ -78,48 +97,82 @@ func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, err erro
 
 // probe asks a worker, and a prefill's bootstrap registry as well, whether they
 // live: a prefill whose registry hangs would stall decodes that cannot protect
-// themselves.
-func (r *Router) probe(ctx context.Context, w *worker) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.HealthTimeout, fmt.Errorf("no answer within %v", r.cfg.HealthTimeout))
+// themselves. It judges when the time-out is over at the latest, and goes on
+// waiting for an answer that is slow.
+func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
+	long, cancel := context.WithTimeout(ctx, r.slowLimit())
 	defer cancel()
-	registry := make(chan error, 1)
+	short, cancel := context.WithTimeoutCause(long, r.cfg.HealthTimeout, fmt.Errorf("no answer within %v", r.cfg.HealthTimeout))
+	defer cancel()
+	ask := func(ctx context.Context, base url.URL, token string) chan error {
+		c := make(chan error, 1)
+		go func() { c <- r.check(ctx, base, "/health", token, http.StatusOK) }()
+		return c
+	}
+	var registry, front chan error
+	host := w.bootstrapHost + ":" + strconv.Itoa(w.bootstrapPort)
 	if w.role == Prefill && w.bootstrapPort != 0 {
-		host := w.bootstrapHost + ":" + strconv.Itoa(w.bootstrapPort)
-		go func() {
-			err := r.checkHealth(ctx, url.URL{Scheme: "http", Host: host}, "")
+		registry = ask(short, url.URL{Scheme: "http", Host: host}, "")
+	}
+	if r.table.isSlow(r.now(), w) {
+		front = make(chan error, 1)
+		go func() { front <- r.checkFront(short, w) }()
+	}
+	health := ask(long, w.url, r.cfg.PeerToken)
+	var err error
+	slow := false
+	select {
+	case err = <-health:
+	case <-short.Done():
+		slow = true
+		err = fmt.Errorf("GET /health: %w", context.Cause(short))
+		if front != nil {
+			err = <-front
+		}
+	}
+	if registry != nil {
+		if e := <-registry; e != nil {
+			e = fmt.Errorf("bootstrap registry %s: %w", host, e)
 			if err != nil {
-				err = fmt.Errorf("bootstrap registry %s: %w", host, err)
+				e = fmt.Errorf("%w; %w", err, e)
 			}
-			registry <- err
-		}()
-	} else {
-		registry <- nil
+			err = e
+		}
 	}
-	err := r.checkHealth(ctx, w.url, r.cfg.PeerToken)
-	other := <-registry
-	if err != nil && other != nil {
-		return fmt.Errorf("%w; %w", err, other)
+	r.judgeProbe(ctx, w, seq, err)
+	if slow && <-health == nil && r.table.slow(r.now()+r.slowLimit(), w) {
+		seq = w.probes.Add(1) // it is out: this is news
+		short, cancel := context.WithTimeout(ctx, r.cfg.HealthTimeout)
+		defer cancel()
+		if r.checkFront(short, w) == nil && (registry == nil || <-ask(short, url.URL{Scheme: "http", Host: host}, "") == nil) {
+			r.judgeProbe(ctx, w, seq, nil)
+		}
 	}
-	return cmp.Or(err, other)
 }
 
-// checkHealth is one GET /health; anything but 200 is an error.
-func (r *Router) checkHealth(ctx context.Context, base url.URL, token string) error {
-	base.Path = "/health"
+// checkFront asks a worker for what its HTTP side answers alone. That it wants
+// a token for it is an answer as well.
+func (r *Router) checkFront(ctx context.Context, w *worker) error {
+	return r.check(ctx, w.url, "/v1/models", r.cfg.PeerToken, http.StatusOK, http.StatusUnauthorized, http.StatusForbidden)
+}
+
+// check is one GET; any status but those of ok is an error.
+func (r *Router) check(ctx context.Context, base url.URL, path, token string, ok ...int) error {
+	base.Path = path
 	req := (&http.Request{Method: http.MethodGet, URL: &base, Header: http.Header{}}).WithContext(ctx)
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := r.probes.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("GET /health: %s", plainCause(ctx, err))
+		return fmt.Errorf("GET %s: %s", path, plainCause(ctx, err))
 	}
 	defer resp.Body.Close()
 	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)); err != nil {
-		return fmt.Errorf("GET /health: %s", plainCause(ctx, err))
+		return fmt.Errorf("GET %s: %s", path, plainCause(ctx, err))
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET /health answered %d", resp.StatusCode)
+	if !slices.Contains(ok, resp.StatusCode) {
+		return fmt.Errorf("GET %s answered %d", path, resp.StatusCode)
 	}
 	return nil
 }

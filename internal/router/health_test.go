@@ -125,6 +125,64 @@ func TestHungRegistry(t *testing.T) {
 	})
 }
 
+// F-37: SGLang's /health generates a token and takes a second at the least,
+// which is longer than a probe's time-out. Such a worker is in, and goes out
+// when its process stops or its engine hangs.
+func TestF37SlowHealth(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		p := f.p[0]
+		models := func(w http.ResponseWriter) { w.WriteHeader(http.StatusUnauthorized) } // it asks for clients' tokens
+		usually := p.serve
+		p.serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+			if r.URL.Path == "/v1/models" {
+				models(w)
+				return
+			}
+			usually(s, w, r, body)
+		}
+		slowly := func(d time.Duration) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				select {
+				case <-time.After(d):
+				case <-r.Context().Done():
+				}
+			}
+		}
+		steady := func(up bool) {
+			t.Helper()
+			for range 40 {
+				if f.standing().up != up {
+					t.Fatalf("in: %v, %s", !up, f.standing().cause)
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+		}
+		p.setHealth(hungHealth)
+		until(t, 2*time.Second, func() bool { return !f.standing().up })
+		time.Sleep(10 * time.Second)
+		for _, d := range []time.Duration{1010 * time.Millisecond, 3 * time.Second} {
+			p.setHealth(slowly(d))
+			took := until(t, d+600*time.Millisecond, func() bool { return f.standing().up })
+			t.Logf("/health takes %v: in after %v", d, took)
+			steady(true)
+		}
+		p.setHealth(hungHealth) // the engine hangs, its HTTP side does not
+		until(t, 3*time.Second+f.r.slowLimit()+2*time.Second, func() bool { return !f.standing().up })
+		steady(false)
+		p.setHealth(slowly(2 * time.Second))
+		until(t, 5*time.Second, func() bool { return f.standing().up })
+		models = func(w http.ResponseWriter) { time.Sleep(time.Minute) } // the process stops
+		p.setHealth(hungHealth)
+		until(t, 2500*time.Millisecond, func() bool { return !f.standing().up })
+		models = func(w http.ResponseWriter) { w.WriteHeader(http.StatusNotFound) }
+		p.setHealth(slowly(2 * time.Second)) // slow, and nothing else to go by
+		steady(false)
+		if n := f.net.open("p0:1"); n > 2*12 {
+			t.Errorf("%d connections to one worker are open", n)
+		}
+	})
+}
+
 // Failing requests eject a worker whose probes are fine, but never more than
 // the share allowed; a trial brings it back.
 func TestEjection(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
@@ -24,8 +25,11 @@ type worker struct {
 	bootstrapHost string // prefill: what decode is told; IPv6 in brackets
 	bootstrapPort int    // prefill: 0 when it was not given
 
+	probes atomic.Uint64 // begun
+
 	// Under table.mu.
 	standing standing
+	slowTill time.Duration // its /health answered, after the time-out: until when that counts
 	load     int64         // tokens outstanding
 	legs     int           // open
 	leaving  time.Duration // not 0: it is to go, at the latest then
@@ -375,6 +379,21 @@ func (t *table) probed(now time.Duration, w *worker, seq uint64, cause string) (
 	t.sweep(now)
 	t.count()
 	return w.standing.up && !was, was && !w.standing.up
+}
+
+// slow notes that a worker's /health has answered, but late, and tells whether
+// the worker is out; isSlow tells whether one did of late.
+func (t *table) slow(till time.Duration, w *worker) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.slowTill = till
+	return !w.standing.up
+}
+
+func (t *table) isSlow(now time.Duration, w *worker) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return now < w.slowTill
 }
 
 // state is one word for metrics and tables.

@@ -391,6 +391,53 @@ func TestStaleConnection(t *testing.T) {
 	})
 }
 
+// F-49: a worker closes an idle connection while a request is on its way over
+// it. If no byte of an answer has come the request goes out once more, on a new
+// connection; not so if the connection was new.
+func TestF49IdleConnectionClosedInTheWay(t *testing.T) {
+	inFleet(t, 1, 1, func(c *Config) { c.Retries = 0 }, func(t *testing.T, f *fleet) {
+		closes := func(s *stub, _ http.ResponseWriter) bool { return len(s.requests()) == 2 }
+		drop := func(w http.ResponseWriter) {
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				panic(err)
+			}
+			c.Close()
+		}
+		for _, s := range []*stub{f.p[0], f.d[0]} {
+			good := s.serve
+			s.serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+				if closes(s, w) {
+					drop(w)
+					return
+				}
+				good(s, w, r, body)
+			}
+		}
+		for range 3 {
+			if got := f.post("/v1/chat/completions", chat); got.body != usual {
+				t.Fatalf("%+v", got)
+			}
+		}
+		if h := f.p[0].header(0); h["Idempotency-Key"] != nil {
+			t.Errorf("the worker is sent %v", h)
+		}
+		for _, s := range []*stub{f.p[0], f.d[0]} {
+			if n := len(s.requests()); n != 4 {
+				t.Errorf("%s had %d requests, want 3 and one again", s.name, n)
+			}
+		}
+		time.Sleep(workerIdle + time.Second) // the next connection is new
+		closes = func(*stub, http.ResponseWriter) bool { return true }
+		if got := f.post("/v1/chat/completions", chat); got.status != 502 {
+			t.Errorf("%+v", got)
+		}
+		if p, d := len(f.p[0].requests()), len(f.d[0].requests()); max(p, d) != 5 { // the leg that fails first may end the other on its way
+			t.Errorf("%d and %d requests: sent again although the connection was new", p, d)
+		}
+	})
+}
+
 func TestRefusedRequests(t *testing.T) {
 	inFleet(t, 1, 1, func(c *Config) { c.MaxBody = 1000 }, func(t *testing.T, f *fleet) {
 		for _, c := range []struct {

@@ -55,6 +55,12 @@ func (x *exchange) open() *api.Error {
 		return err
 	}
 	x.header = r.peerHeader(x.req)
+	if x.header["Idempotency-Key"] == nil {
+		// A worker may close a pooled connection as we write to it. A key without a
+		// value is not sent, and lets the transport try again on a new one, if no
+		// byte of an answer has come.
+		x.header["Idempotency-Key"] = nil
+	}
 	return nil
 }
 

@@ -23,7 +23,6 @@ import (
 const (
 	headerMax      = 64 << 10
 	headerTimeout  = 10 * time.Second
-	dialTimeout    = 2 * time.Second
 	workerIdle     = 4 * time.Second // a pooled connection; below the 5 s after which SGLang's server closes one
 	clientIdle     = 2 * time.Minute
 	closeGrace     = time.Second
@@ -80,7 +79,7 @@ func New(cfg Config) (*Router, error) {
 func (r *Router) newTransport() *http.Transport {
 	dial := r.cfg.Dial
 	if dial == nil {
-		dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
+		dial = newDialer().dial
 	}
 	return &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
