@@ -1,67 +1,89 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
-// tokens reads a token file: one token a line, empty lines and # comments left out.
-func tokens(flag, file string) ([]string, error) {
-	if file == "" {
-		return nil, nil
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, usagef("--%s: %v", flag, err)
-	}
-	defer f.Close()
-	var out []string
-	in := bufio.NewScanner(f)
-	for in.Scan() {
-		line := strings.TrimSpace(in.Text())
-		if line == "" || strings.HasPrefix(line, "#") {
+const tokenMax = 4096 // bytes of one token: what a KV link's greeting holds
+
+// parseTokens reads a token file: one token a line, empty lines and # comments
+// left out. Its errors never show a token.
+func parseTokens(data []byte) (tokens []string, err error) {
+	n := 0
+	for line := range bytes.Lines(data) {
+		n++
+		t := strings.TrimSpace(string(line))
+		if t == "" || strings.HasPrefix(t, "#") {
 			continue
 		}
-		if strings.ContainsFunc(line, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return nil, usagef("--%s %s: a token is one line of visible ASCII", flag, file)
+		if len(t) > tokenMax || strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return nil, fmt.Errorf("line %d: a token is one line of visible ASCII, at most %d bytes", n, tokenMax)
 		}
-		out = append(out, line)
+		tokens = append(tokens, t)
 	}
-	if err := in.Err(); err != nil {
-		return nil, usagef("--%s %s: %v", flag, file, err)
+	if len(tokens) == 0 {
+		return nil, errors.New("holds no token")
 	}
-	if len(out) == 0 {
-		return nil, usagef("--%s %s: holds no token", flag, file)
-	}
-	return out, nil
+	return tokens, nil
 }
 
-// auth is what a part accepts and presents.
+// auth is what a part accepts and presents. Both follow their files: the first
+// token of a file is the one that is presented.
 type auth struct {
-	accept []string // tokens of callers; none: nobody has to present one
-	peer   string   // the token that we present
+	accept api.Tokens  // of callers; none: nobody has to present one
+	peer   *api.Secret // what we present
+	files  []*followed
 }
 
-func (c *commonFlags) auth() (auth, error) {
-	accept, err := tokens("token-file", c.TokenFile)
-	if err != nil {
-		return auth{}, err
+func (c *commonFlags) auth() (*auth, error) {
+	a := &auth{peer: api.NewSecret("")}
+	if c.TokenFile != "" {
+		a.accept = api.NewTokens()
+		err := a.read("token-file", c.TokenFile, func(tokens []string) {
+			a.accept.Replace(tokens...)
+			if c.PeerTokenFile == "" {
+				a.peer.Replace(tokens[0])
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	peer, err := tokens("peer-token-file", c.PeerTokenFile)
-	if err != nil {
-		return auth{}, err
-	}
-	a := auth{accept: accept}
-	if len(peer) > 0 {
-		a.peer = peer[0]
-	} else if len(accept) > 0 {
-		a.peer = accept[0]
+	if c.PeerTokenFile != "" {
+		if err := a.read("peer-token-file", c.PeerTokenFile, func(tokens []string) { a.peer.Replace(tokens[0]) }); err != nil {
+			return nil, err
+		}
 	}
 	return a, nil
+}
+
+func (a *auth) read(flag, file string, use func(tokens []string)) error {
+	f, err := follow(flag, file, func(data []byte) error {
+		tokens, err := parseTokens(data)
+		if err == nil {
+			use(tokens)
+		}
+		return err
+	})
+	a.files = append(a.files, f)
+	return err
+}
+
+// follow takes over changes of the files until ctx ends.
+func (a *auth) follow(ctx context.Context, log *slog.Logger) {
+	for _, f := range a.files {
+		go f.run(ctx, log) // ends with ctx; nothing waits for it
+	}
 }
 
 // checkBind refuses an address that is no host:port, and one that is not

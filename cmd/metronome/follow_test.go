@@ -95,3 +95,53 @@ func TestFollow(t *testing.T) {
 	look("two", 3)
 	look("three", 3)
 }
+
+// The first token of the files is what we present; both follow their files, and
+// no complaint shows a token.
+func TestAuthFollows(t *testing.T) {
+	dir := t.TempDir()
+	c := commonFlags{TokenFile: filepath.Join(dir, "tokens")}
+	write := func(file, s string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(c.TokenFile, "# ours\none\n\ntwo\n")
+	a, err := c.auth()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logged bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&logged, nil))
+	see := func(valid, not, peer string) {
+		t.Helper()
+		for range 2 {
+			for _, f := range a.files {
+				f.look(log)
+			}
+		}
+		if !a.accept.Valid(valid) || a.accept.Valid(not) || a.peer.Value() != peer {
+			t.Errorf("%s: %v, %s: %v, we present %s; want true, false, %s", valid, a.accept.Valid(valid), not, a.accept.Valid(not), a.peer.Value(), peer)
+		}
+	}
+	see("two", "three", "one")
+	write(c.TokenFile, "three\ntwo\n")
+	see("three", "one", "three")
+	for _, bad := range []string{"", "# none", "hunter2 hunter2", "hunter2\x00", strings.Repeat("hunter2", 1000)} {
+		write(c.TokenFile, bad)
+		see("three", "hunter2", "three")
+	}
+	c.PeerTokenFile = filepath.Join(dir, "peer")
+	write(c.TokenFile, "one")
+	write(c.PeerTokenFile, "other")
+	if a, err = c.auth(); err != nil {
+		t.Fatal(err)
+	}
+	see("one", "other", "other")
+	write(c.PeerTokenFile, "another")
+	see("one", "other", "another")
+	if strings.Contains(logged.String(), "hunter2") || strings.Count(logged.String(), "level=ERROR") != 2 { // the same complaint is made once
+		t.Error(logged.String())
+	}
+}

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/bootstrap"
 	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/router"
@@ -88,11 +87,12 @@ func (f *engineFlags) check(s *settings) error {
 }
 
 // workerConfig is the part of a worker's settings that all roles share.
-func workerConfig(role worker.Role, model, listen string, c *commonFlags, f *engineFlags, log *slog.Logger) (worker.Config, error) {
+func workerConfig(ctx context.Context, role worker.Role, model, listen string, c *commonFlags, f *engineFlags, log *slog.Logger) (worker.Config, error) {
 	a, err := c.auth()
 	if err != nil {
 		return worker.Config{}, err
 	}
+	a.follow(ctx, log)
 	if model, err = modelPath(model, f.Engine); err != nil {
 		return worker.Config{}, err
 	}
@@ -139,7 +139,7 @@ func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
 	}
 	log, flush := c.logger()
 	defer flush()
-	cfg, err := workerConfig(worker.Prefill, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	cfg, err := workerConfig(ctx, worker.Prefill, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (c *decodeCmd) Run(ctx context.Context, s *settings) error {
 	}
 	log, flush := c.logger()
 	defer flush()
-	cfg, err := workerConfig(worker.Decode, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	cfg, err := workerConfig(ctx, worker.Decode, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (c *serveCmd) Run(ctx context.Context, s *settings) error {
 	}
 	log, flush := c.logger()
 	defer flush()
-	cfg, err := workerConfig(worker.Serve, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	cfg, err := workerConfig(ctx, worker.Serve, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
 	if err != nil {
 		return err
 	}
@@ -202,9 +202,10 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	cfg.HealthEvery, cfg.HealthTimeout, cfg.HealthFails = c.HealthInterval, c.HealthTimeout, c.HealthFailures
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
 	cfg.Migrations, cfg.IdleTimeout, cfg.MaxRequests = c.Migrations, c.IdleTimeout, c.MaxRequests
-	cfg.Tokens, cfg.PeerToken, cfg.Log = api.NewTokens(a.accept...), a.peer, log
+	cfg.Tokens, cfg.PeerToken, cfg.Log = a.accept, a.peer, log
 	ctx, cancel := context.WithCancel(c.lifetime(ctx))
 	defer cancel()
+	a.follow(ctx, log)
 	r, err := c.router(ctx, cfg)
 	if err != nil {
 		return err
@@ -301,15 +302,18 @@ func (c *registryCmd) Run(ctx context.Context, s *settings) error {
 	log, flush := c.logger()
 	defer flush()
 	cfg := bootstrap.ServerConfig{Bind: c.Listen, AllowOpenWrites: c.Insecure, AnnounceHTTP: true, Metrics: metric.New("registry").Handler(), Log: log}
-	if len(a.accept) > 0 {
-		cfg.Tokens = api.NewTokens(a.accept...).Valid
+	if !a.accept.Empty() {
+		cfg.Tokens = a.accept.Valid
 	}
+	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	defer cancel()
+	a.follow(ctx, log)
 	ln, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err
 	}
 	c.announce(readyLine{Ready: true, Role: "registry", HTTP: "http://" + c.reach(ln), Bootstrap: c.reach(ln), PID: os.Getpid()})
-	return bootstrap.NewServer(cfg).Serve(c.lifetime(ctx), ln)
+	return bootstrap.NewServer(cfg).Serve(ctx, ln)
 }
 
 type versionCmd struct {

@@ -19,9 +19,9 @@ import (
 
 // ClientConfig is what a Client needs to know. Zero takes the default in brackets.
 type ClientConfig struct {
-	// Token is our bearer token. It goes with writes only (reads of a registry
+	// Token gives our bearer token, which may change. It goes with writes only (reads of a registry
 	// need none) and only to loopback hosts and hosts that Allow lists. [none]
-	Token string
+	Token func() string
 	// Allow says whether a host (a name or an address, without port) may be
 	// contacted, also by a redirect. [nil: any may be, none but loopback gets the token]
 	Allow func(host string) bool
@@ -246,8 +246,10 @@ func (c *Client) dress(req *http.Request, k *call, host string) {
 	} else {
 		req.Body, req.GetBody, req.ContentLength = nil, nil, 0
 	}
-	if k.write && c.cfg.Token != "" && (loopback(host) || c.cfg.Allow != nil && c.cfg.Allow(host)) {
-		req.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	if k.write && c.cfg.Token != nil && (loopback(host) || c.cfg.Allow != nil && c.cfg.Allow(host)) {
+		if token := c.cfg.Token(); token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 	}
 }
 

@@ -290,7 +290,7 @@ func TestClientMeetsServer(t *testing.T) {
 		m := newMemNet()
 		stop := m.serve(t, NewServer(ServerConfig{Bind: "127.0.0.1:8998", Tokens: TokenIs("s3")}), "127.0.0.1:8998")
 		const addr = "127.0.0.1:8998"
-		client := NewClient(ClientConfig{Dial: m.Dial, Token: "s3"})
+		client := NewClient(ClientConfig{Dial: m.Dial, Token: func() string { return "s3" }})
 		whole := Info{
 			TP: 2, CP: 1, DP: 2, PP: 1, PageSize: 16, KVDType: "f16", KVLayout: "head_major", AllocationPolicy: "prefill_complete",
 			SpecLayout: `{"a":1}`, KVSharding: true, LayerSplit: true, PrefillHTTPPort: 30000, Instance: "p-1", Fingerprint: "cafe",
@@ -490,7 +490,7 @@ func TestTokenStaysHome(t *testing.T) {
 			m.set("10.0.0.8:3", to(""))
 			m.set("10.0.0.8:4", to("http://10.0.0.7:8998"))
 			got = nil
-			client := NewClient(ClientConfig{Dial: m.Dial, Token: "s3", Allow: c.allow})
+			client := NewClient(ClientConfig{Dial: m.Dial, Token: func() string { return "s3" }, Allow: c.allow})
 			err := client.RegisterRank(t.Context(), c.addr, 1, 1)
 			if (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.wantErr)

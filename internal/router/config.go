@@ -30,7 +30,7 @@ type Config struct {
 	MaxEjected    float64       // share of a pool, 0 to 1, that failing requests may take out; failed probes are not capped
 	Drain         time.Duration // how long running requests may go on after a stop
 	Tokens        api.Tokens    // what callers must present; none: everybody may call
-	PeerToken     string        // what workers are presented; "": the client's own, unless Tokens are set
+	PeerToken     *api.Secret   // what workers are presented; none: the client's own, unless Tokens are set
 
 	RequestTimeout time.Duration // the whole of one request; 600 s
 	IdleTimeout    time.Duration // silence of a decode whose answer has begun; 60 s

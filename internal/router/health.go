@@ -118,7 +118,7 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 		front = make(chan error, 1)
 		go func() { front <- r.checkFront(short, w) }()
 	}
-	health := ask(long, w.url, r.cfg.PeerToken)
+	health := ask(long, w.url, r.cfg.PeerToken.Value())
 	var err error
 	slow := false
 	select {
@@ -153,7 +153,7 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 // checkFront asks a worker for what its HTTP side answers alone. That it wants
 // a token for it is an answer as well.
 func (r *Router) checkFront(ctx context.Context, w *worker) error {
-	return r.check(ctx, w.url, "/v1/models", r.cfg.PeerToken, http.StatusOK, http.StatusUnauthorized, http.StatusForbidden)
+	return r.check(ctx, w.url, "/v1/models", r.cfg.PeerToken.Value(), http.StatusOK, http.StatusUnauthorized, http.StatusForbidden)
 }
 
 // check is one GET; any status but those of ok is an error.

@@ -476,7 +476,7 @@ func TestRefusedRequests(t *testing.T) {
 }
 
 func TestTokens(t *testing.T) {
-	inFleet(t, 1, 1, func(c *Config) { c.Tokens, c.PeerToken = api.NewTokens("right"), "peer" }, func(t *testing.T, f *fleet) {
+	inFleet(t, 1, 1, func(c *Config) { c.Tokens, c.PeerToken = api.NewTokens("right"), api.NewSecret("peer") }, func(t *testing.T, f *fleet) {
 		if got := f.post("/generate", ask); got.status != 401 || got.code(t) != "unauthorized" {
 			t.Errorf("%+v", got)
 		}

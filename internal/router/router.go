@@ -403,9 +403,9 @@ func (r *Router) peerHeader(req *http.Request) http.Header {
 	copyHeader(h, req.Header)
 	delete(h, "Accept-Encoding") // answers are looked into
 	delete(h, "X-Request-Timeout")
-	switch {
-	case r.cfg.PeerToken != "":
-		h["Authorization"] = []string{"Bearer " + r.cfg.PeerToken}
+	switch token := r.cfg.PeerToken.Value(); {
+	case token != "":
+		h["Authorization"] = []string{"Bearer " + token}
 	case !r.cfg.Tokens.Empty():
 		delete(h, "Authorization")
 	}

@@ -19,7 +19,7 @@ type ReceiverConfig struct {
 	Geometry     kv.Geometry
 	Memory       []Memory // one for each local TP rank
 	Hello        Hello
-	Token        string        // presented to P
+	Token        func() string // presented to P, asked for at each try; nil: none
 	MaxGrants    int           // grants open at once [4096]
 	MaxCredit    int           // bytes of payload in flight on one link [8 MiB]; 2 MiB to 1 GiB
 	PingInterval time.Duration // [1s]
@@ -107,9 +107,6 @@ func NewReceiver(cfg ReceiverConfig) (*Receiver, error) {
 	if err := checkNames(cfg.Hello.Instance, cfg.Hello.Fingerprint, cfg.Hello.KVDType); err != nil {
 		return nil, err
 	}
-	if len(cfg.Token) > maxToken {
-		return nil, fmt.Errorf("kv transfer: the token has %d bytes, at most %d can be sent", len(cfg.Token), maxToken)
-	}
 	return &Receiver{cfg: cfg, table: newTable(cfg.Geometry, cfg.MaxGrants), links: map[uint64]*link{}}, nil
 }
 
@@ -162,8 +159,14 @@ func (r *Receiver) Dial(ctx context.Context, s LinkSpec) (Welcome, error) {
 
 // shake says HELLO and judges the answer.
 func (r *Receiver) shake(w *wire, s LinkSpec) (m welcome, sh share, err error) {
-	tp := len(r.cfg.Memory)
-	us := hello{Hello: r.cfg.Hello, token: r.cfg.Token, tp: tp, rank: s.LocalRank, dp: s.DP, cp: s.CP, tpr: s.TP, pp: s.PP,
+	tp, token := len(r.cfg.Memory), ""
+	if r.cfg.Token != nil {
+		token = r.cfg.Token()
+	}
+	if len(token) > maxToken {
+		return m, sh, fmt.Errorf("our token has %d bytes, at most %d can be sent", len(token), maxToken)
+	}
+	us := hello{Hello: r.cfg.Hello, token: token, tp: tp, rank: s.LocalRank, dp: s.DP, cp: s.CP, tpr: s.TP, pp: s.PP,
 		expect: s.Instance, geometry: r.cfg.Geometry, credit: uint64(r.cfg.MaxCredit)}
 	if err = w.write(appendFrame(nil, kindHello, 0, us.append)); err != nil {
 		return

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 // Role says which half of the work a worker does.
@@ -27,8 +29,8 @@ type Config struct {
 
 	Listen    string        // host:port of the HTTP side [127.0.0.1, port by role]
 	Advertise string        // host that others reach us by [the bound one]
-	Tokens    []string      // what callers and peers must present; none: no check
-	PeerToken string        // what we present [the first of Tokens]
+	Tokens    api.Tokens    // what callers and peers must present; none: no check
+	PeerToken *api.Secret   // what we present [nothing]
 	Insecure  bool          // allow a non-loopback bind without a token
 	Drain     time.Duration // how long open requests may go on after the stop [20s]
 
@@ -119,9 +121,6 @@ func (c *Config) defaults() {
 	c.SimDecodeBase = cmp.Or(c.SimDecodeBase, 8*time.Millisecond)
 	c.SimDecodePerSeq = cmp.Or(c.SimDecodePerSeq, 100*time.Microsecond)
 	c.SimKVBytes = cmp.Or(c.SimKVBytes, 2048)
-	if c.PeerToken == "" && len(c.Tokens) > 0 {
-		c.PeerToken = c.Tokens[0]
-	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

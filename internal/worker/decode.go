@@ -177,7 +177,7 @@ func (l *loop) dial(ctx context.Context, s transfer.LinkSpec) (transfer.Welcome,
 		return transfer.Welcome{}, fmt.Errorf("rank address %q is not host:port", s.Addr)
 	case allow != nil && !allow(host):
 		return transfer.Welcome{}, fmt.Errorf("rank address %s is not in --bootstrap-allow", s.Addr)
-	case allow == nil && l.worker.cfg.PeerToken != "" && !loopback(host):
+	case allow == nil && l.worker.cfg.PeerToken.Value() != "" && !loopback(host):
 		return transfer.Welcome{}, fmt.Errorf("our token goes to loopback hosts and those of --bootstrap-allow only: %s is neither", s.Addr)
 	}
 	return l.decode.receiver.Dial(ctx, s)

@@ -54,7 +54,7 @@ func (c *Config) servedName() string {
 
 // newFront is the HTTP side of a worker.
 func newFront(w *Worker) (http.Handler, error) {
-	h := &httpSide{w: w, cfg: *w.Config(), tokens: api.NewTokens(w.cfg.Tokens...), context: w.cfg.Context, poolTokens: w.PoolTokens(),
+	h := &httpSide{w: w, cfg: *w.Config(), tokens: w.cfg.Tokens, context: w.cfg.Context, poolTokens: w.PoolTokens(),
 		name: w.cfg.servedName(), started: time.Now(), jobs: map[*Job]struct{}{}}
 	if f := w.Model(); f != nil {
 		text, err := newModelText(f)

@@ -17,7 +17,7 @@ func (c *Config) bind(flag, addr string) (net.Listener, error) {
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return nil, fmt.Errorf("%s %q: the port must be a number from 0 to 65535", flag, addr)
 	}
-	if !loopback(host) && len(c.Tokens) == 0 && !c.Insecure {
+	if !loopback(host) && c.Tokens.Empty() && !c.Insecure {
 		return nil, fmt.Errorf("%s %s can be reached from other machines: give --token-file, or --insecure if the network is trusted", flag, addr)
 	}
 	ln, err := net.Listen("tcp", addr)

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/bootstrap"
 	"github.com/metronome-serve/metronome/internal/engine"
 	"github.com/metronome-serve/metronome/internal/kv"
@@ -168,7 +167,7 @@ func (w *Worker) wireServe() {
 
 // wireDecode gives all ranks one peer network.
 func (w *Worker) wireDecode() error {
-	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: w.cfg.PeerToken, Allow: w.allow})
+	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: w.cfg.PeerToken.Value, Allow: w.allow})
 	w.onClose(client.Close)
 	d := net.Dialer{Resolver: &net.Resolver{PreferGo: true}} // whose lookups end with their context
 	return w.wireReceivers(client, func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })
@@ -188,7 +187,7 @@ func (w *Worker) wireReceivers(r registry, dial func(ctx context.Context, addr s
 		r, err := transfer.NewReceiver(transfer.ReceiverConfig{
 			Geometry: w.engines[rank].Geometry(), Memory: memories(w.engines[rank], w.cfg.TP),
 			Hello: transfer.Hello{Instance: w.instance, DP: rank, Fingerprint: w.Fingerprint(), KVDType: w.cfg.KVDType},
-			Token: w.cfg.PeerToken, MaxGrants: maxGrants(&w.cfg), Events: d.events, Metrics: w.transferMetrics(), Now: w.clock.now, Dial: dial,
+			Token: w.cfg.PeerToken.Value, MaxGrants: maxGrants(&w.cfg), Events: d.events, Metrics: w.transferMetrics(), Now: w.clock.now, Dial: dial,
 		})
 		if err != nil {
 			return err
@@ -254,10 +253,10 @@ func (w *Worker) wireSenders() (err error) {
 
 // tokenCheck compares in constant time; nil: no token is configured.
 func (w *Worker) tokenCheck() func(string) bool {
-	if len(w.cfg.Tokens) == 0 {
+	if w.cfg.Tokens.Empty() {
 		return nil
 	}
-	return api.NewTokens(w.cfg.Tokens...).Valid
+	return w.cfg.Tokens.Valid
 }
 
 func (n *prefillNet) openRegistry() (err error) {
@@ -282,7 +281,7 @@ func (n *prefillNet) openRegistry() (err error) {
 	if err != nil {
 		return err
 	}
-	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: c.PeerToken, Allow: ownRegistry(at)})
+	client := bootstrap.NewClient(bootstrap.ClientConfig{Token: c.PeerToken.Value, Allow: ownRegistry(at)})
 	w.onClose(client.Close)
 	n.registrar = bootstrap.NewRegistrar(bootstrap.RegistrarConfig{Client: client, Addr: at, Ranks: ranks, Log: w.log})
 	return nil
