@@ -403,7 +403,11 @@ func (e *CPU) useTile(i, worker int) {
 	r := &e.batch.Rows[w.row]
 	e.failed[i] = finite(logits)
 	if e.failed[i] == nil && w.target >= 0 {
-		r.Scores[e.tokens[w.token].at] = logprob(logits, int32(w.target), logNorm(logits))
+		at, norm := e.tokens[w.token].at, logNorm(logits)
+		r.Scores[at] = logprob(logits, int32(w.target), norm)
+		if r.Top > 0 {
+			r.Tops[at] = appendTop(r.Tops[at][:0], logits, r.Top, norm)
+		}
 	}
 	if e.failed[i] == nil && w.draw {
 		e.locals[worker].sampler.draw(logits, r)

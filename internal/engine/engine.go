@@ -78,6 +78,11 @@ type Row struct {
 	// belongs to the caller and is as long.
 	Targets []int32
 	Scores  []float32
+	// Top, when above 0, asks for that many of the most probable tokens beside
+	// each score: Run sets Tops[i], which belongs to the caller as Scores does,
+	// in the order of Output.Top.
+	Top  int
+	Tops [][]TokenLogprob
 
 	Out Output // filled by Run when Sample is set
 }
@@ -225,6 +230,10 @@ func (r *Row) check(c *Config, vocab int) error {
 		return fmt.Errorf("%d pages of %d tokens, too few for %d positions", len(r.Pages), c.PageSize, end)
 	case r.Targets != nil && (len(r.Targets) != len(r.Tokens) || len(r.Scores) != len(r.Tokens)):
 		return fmt.Errorf("%d targets and %d scores for %d tokens", len(r.Targets), len(r.Scores), len(r.Tokens))
+	case r.Top < 0 || r.Top > maxTop:
+		return fmt.Errorf("%d most probable tokens, want 0 to %d", r.Top, maxTop)
+	case r.Top > 0 && (len(r.Tops) != len(r.Tokens) || len(r.Targets) != len(r.Tokens)):
+		return fmt.Errorf("%d targets and %d lists of the most probable for %d tokens", len(r.Targets), len(r.Tops), len(r.Tokens))
 	}
 	for _, p := range r.Pages {
 		if p < 0 || int(p) >= c.Pages {
@@ -247,7 +256,7 @@ func (r *Row) check(c *Config, vocab int) error {
 	return r.Sample.check(r, vocab)
 }
 
-// maxTop bounds Sampling.Logprobs: OpenAI's interface allows 20.
+// maxTop bounds Sampling.Logprobs and Row.Top: OpenAI's interface allows 20.
 const maxTop = 128
 
 func (s *Sampling) check(r *Row, vocab int) error {

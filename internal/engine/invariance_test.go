@@ -124,11 +124,12 @@ func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matri
 type sequence struct {
 	ids, targets []int32
 	scores       []float32
+	tops         [][]TokenLogprob
 	all          []TokenLogprob
 }
 
 func newSequence(rnd *rand.Rand, n int) *sequence {
-	s := &sequence{scores: make([]float32, n)}
+	s := &sequence{scores: make([]float32, n), tops: make([][]TokenLogprob, n)}
 	for range n {
 		s.ids, s.targets = append(s.ids, rnd.Int32N(101)), append(s.targets, rnd.Int32N(101))
 	}
@@ -137,7 +138,7 @@ func newSequence(rnd *rand.Rand, n int) *sequence {
 
 // row is tokens [from, to) of the sequence.
 func (s *sequence) row(table []kv.Page, from, to int) Row {
-	r := Row{Tokens: s.ids[from:to], Start: from, Pages: table, Targets: s.targets[from:to], Scores: s.scores[from:to]}
+	r := Row{Tokens: s.ids[from:to], Start: from, Pages: table, Targets: s.targets[from:to], Scores: s.scores[from:to], Top: 3, Tops: s.tops[from:to]}
 	if to == len(s.ids) {
 		r.Sample = &Sampling{Logprobs: 101}
 	}
@@ -147,7 +148,7 @@ func (s *sequence) row(table []kv.Page, from, to int) Row {
 // alone is the sequence in one chunk in an engine of its own.
 func alone(t testing.TB, w *Weights, dtype string, ids *sequence) *sequence {
 	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Threads: 1})
-	s := &sequence{ids: ids.ids, targets: ids.targets, scores: make([]float32, len(ids.ids))}
+	s := &sequence{ids: ids.ids, targets: ids.targets, scores: make([]float32, len(ids.ids)), tops: make([][]TokenLogprob, len(ids.ids))}
 	s.all = run(t, e, s.row(pages(0, 50), 0, len(s.ids)))[0].Out.Top
 	return s
 }
@@ -205,7 +206,8 @@ func TestInvariance(t *testing.T) {
 			run(t, e, other.row(append(slices.Clone(table[:from/size]), pages(per, per)...), 0, from+5))
 		}
 		compute(t, rt, e, s, table, from, per)
-		if !sameBits(s.scores[from:], want.scores[from:]) || len(s.all) != 101 || !slices.Equal(s.all, want.all) {
+		if !sameBits(s.scores[from:], want.scores[from:]) || len(s.all) != 101 || !slices.Equal(s.all, want.all) ||
+			!slices.EqualFunc(s.tops[from:], want.tops[from:], slices.Equal) {
 			rt.Fatalf("%+v: bits differ", k)
 		}
 	})
@@ -225,6 +227,26 @@ func compute(t *testing.T, rt *rapid.T, e *CPU, s *sequence, table []kv.Page, fr
 		rows = slices.Insert(rows, at, s.row(table, from, to))
 		s.all = run(t, e, rows...)[at].Out.Top
 		from = to
+	}
+}
+
+// TestPromptTops: the most probable tokens in the place of a prompt token are
+// those that a draw there tells of, and a list that nobody asked for stays nil.
+func TestPromptTops(t *testing.T) {
+	w := smallWeights(kernels.Q8_0)
+	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, Threads: 2})
+	s := newSequence(rand.New(rand.NewPCG(4, 4)), 70)
+	s.targets[9] = -1
+	run(t, e, s.row(pages(0, 50), 0, len(s.ids)))
+	for n := 1; n <= len(s.ids); n++ {
+		r := Row{Tokens: s.ids[:n], Pages: pages(0, 50), Sample: &Sampling{Logprobs: 3}}
+		want := run(t, e, r)[0].Out.Top
+		if n-1 == 9 {
+			want = nil
+		}
+		if got := s.tops[n-1]; !slices.Equal(got, want) || len(got) != len(want) {
+			t.Fatalf("after %d tokens: %v, want %v", n, got, want)
+		}
 	}
 }
 
@@ -295,6 +317,8 @@ func TestRunRefuses(t *testing.T) {
 		"negative page":        {func(r *Row) { r.Pages = pages(-1, 8) }, "page -1"},
 		"token out of range":   {func(r *Row) { r.Tokens = []int32{101} }, "token 101, the vocabulary has 101"},
 		"too many tokens":      {func(r *Row) { r.Tokens = make([]int32, 41) }, "batch of 41 tokens, at most 40"},
+		"top":                  {func(r *Row) { r.Top = -1 }, "-1 most probable tokens"},
+		"top without lists":    {func(r *Row) { r.Targets, r.Scores, r.Top = []int32{1, 1}, make([]float32, 2), 2 }, "2 targets and 0 lists"},
 		"targets":              {func(r *Row) { r.Targets = []int32{1} }, "1 targets and 0 scores for 2 tokens"},
 		"temperature":          {func(r *Row) { r.Sample.Temperature = float32(math.NaN()) }, "not a finite number"},
 		"negative temperature": {func(r *Row) { r.Sample.Temperature = -1 }, "temperature -1"},

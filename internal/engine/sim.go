@@ -347,6 +347,9 @@ func (s *Sim) draw(b *Batch) {
 		for j, t := range r.Targets {
 			if t >= 0 {
 				r.Scores[j] = simLogprob(code(t, r.Start+j+1))
+				if r.Top > 0 {
+					r.Tops[j] = simTop(r.Tops[j][:0], ' '+t%printable, r.Scores[j], r.Top)
+				}
 			}
 		}
 		if r.Sample == nil {
@@ -364,12 +367,19 @@ func (s *Sim) draw(b *Batch) {
 		r.Out = Output{Token: token}
 		if r.Sample.Logprobs >= 0 {
 			r.Out.Logprob = simLogprob(sum)
-			for j := range min(r.Sample.Logprobs, printable) {
-				top = append(top, TokenLogprob{' ' + (token-' '+int32(j))%printable, r.Out.Logprob - float32(float32(j)/2)})
-			}
+			top = simTop(top, token, r.Out.Logprob, r.Sample.Logprobs)
 		}
 		r.Out.Top = top
 	}
+}
+
+// simTop appends n tokens, the drawn one first and each less probable than the
+// one before.
+func simTop(top []TokenLogprob, token int32, logprob float32, n int) []TokenLogprob {
+	for j := range min(n, printable) {
+		top = append(top, TokenLogprob{' ' + (token-' '+int32(j))%printable, logprob - float32(float32(j)/2)})
+	}
+	return top
 }
 
 // simLogprob is made up: below 0, to -2, with few digits.
