@@ -331,8 +331,8 @@ func (d *Decode) refusal(s *Submit) *Error {
 		return refused(Draining, "this decode worker is draining")
 	case d.cfg.Serve:
 		return errorf(Internal, "this process computes prompts itself: a request comes by Adopt")
-	case len(s.Prompt) == 0 || s.MaxTokens < 1:
-		return errorf(InvalidRequest, "a request needs a prompt and max_tokens of at least 1, got %d tokens and %d",
+	case len(s.Prompt) == 0 || s.MaxTokens < 0:
+		return errorf(InvalidRequest, "a request needs a prompt of at least 1 token and max_tokens of at least 0, got %d tokens and %d",
 			len(s.Prompt), s.MaxTokens)
 	case s.MaxTokens > d.cfg.Context-len(s.Prompt): // in this form nothing overflows
 		return tooLong(len(s.Prompt), s.MaxTokens, "context", d.cfg.Context)
@@ -458,10 +458,15 @@ func (d *Decode) landed(g *grant, token int32) {
 	d.first(r, token)
 }
 
-// first emits the token that came with the pages, before any batch.
+// first emits the token that came with the pages, before any batch. It is
+// nobody's where no output is wanted.
 func (d *Decode) first(r *decodeReq, token int32) {
 	if d.cfg.PrefixCache {
 		d.pool.Share(&r.table, r.tokens)
+	}
+	if r.max == 0 { // the prompt was all that was wanted
+		d.end(r, Length, nil, 0)
+		return
 	}
 	if cap(r.tokens) < r.final() {
 		r.tokens = append(make([]int32, 0, r.final()), r.tokens...) // no token of the answer allocates

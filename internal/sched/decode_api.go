@@ -26,7 +26,7 @@ type DecodeConfig struct {
 type Submit struct {
 	Req       ReqID
 	Prompt    []int32       // the core keeps it; never written by either side again
-	MaxTokens int           // at least 1
+	MaxTokens int           // 0: the prompt is computed, and no token comes
 	StopIDs   []int32       // ids that end the answer (end-of-sequence among them unless ignored); emitted and counted as the last token
 	Addr      string        // bootstrap address host:port; "": pages come by Adopt
 	Room      int64         // 0 … 2^63-1
