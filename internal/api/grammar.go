@@ -1,3 +1,5 @@
+//metronome:pure
+
 package api
 
 import (
@@ -9,6 +11,16 @@ import (
 
 // JSON's grammar, for a reader that decodes nothing. Each function takes the offset of a value's
 // first byte and returns the offset after its last.
+
+// list tells whether a value is an array, what its first element begins with
+// and how many elements it has.
+type list struct {
+	elems int
+	first byte
+	array bool
+}
+
+const maxDepth = 10000 // nesting; the limit of encoding/json
 
 func syntax(b []byte, i int, where string) *Error {
 	if i >= len(b) {

@@ -1,9 +1,12 @@
+//metronome:pure
+
 package api
 
 import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -48,20 +51,11 @@ type Request struct {
 	Prompts  []Prompt
 	List     bool // the prompt came as a list: /generate answers with a list
 	N        int  // choices for each prompt
+	Echo     bool // /v1/completions: the answer begins with the prompt
 
-	MaxTokens    int // -1: as many as fit
-	Temperature  float32
-	TopP, MinP   float32
-	TopK         int // 0: off
-	Seed         *uint64
-	Presence     float32
-	Frequency    float32
-	Repetition   float32
-	LogitBias    []Bias
-	Stop         []string
-	StopIDs      []int32
-	IgnoreEOS    bool
-	Logprobs     int // -1: none, else how many of the best beside the chosen one
+	Sampling            // of every prompt,
+	Each     []Sampling // unless /generate came with one for each
+
 	Stream       bool
 	IncludeUsage bool
 
@@ -70,6 +64,34 @@ type Request struct {
 	DPRank  int       // the prefill's DP rank, -1: not named
 	ItemNum int       // len(Prompts) × N (chat: N)
 	Journal *Journal  // what the stream has said already, elsewhere; nil: it is new
+}
+
+// Sampling is how the answers to one prompt are drawn and ended, and which
+// log-probabilities come with them.
+type Sampling struct {
+	MaxTokens   int // -1: as many as fit; 0: none, the prompt is computed all the same
+	Temperature float32
+	TopP, MinP  float32
+	TopK        int // 0: off
+	Seed        *uint64
+	Presence    float32
+	Frequency   float32
+	Repetition  float32
+	LogitBias   []Bias
+	Stop        []string
+	KeepStop    bool // the stop string that ended the answer is part of it
+	StopIDs     []int32
+	IgnoreEOS   bool
+	Logprobs    int // -1: none, else how many of the best beside the chosen one
+	PromptFrom  int // first prompt token that is listed with log-probabilities; -1: none
+}
+
+// Of is the sampling of one prompt.
+func (r *Request) Of(prompt int) *Sampling {
+	if r.Each != nil {
+		return &r.Each[prompt]
+	}
+	return &r.Sampling
 }
 
 // Limits of single fields, checked before anything is computed.
@@ -86,12 +108,14 @@ const (
 var unsupported = map[string]string{
 	"tools": "[]", "tool_choice": `"none"`, "functions": "[]", "function_call": `"none"`, "response_format": `{"type":"text"}`,
 	"best_of": "1", "suffix": `""`, "regex": "null", "json_schema": "null", "ebnf": "null", "structural_tag": "null",
+	"guided_json": "null", "guided_regex": "null", "guided_choice": "null", "guided_grammar": "null", "structured_outputs": "null",
 	"echo": "false", "audio": "null", "modalities": `["text"]`, "prediction": "null", "web_search_options": "null",
-	"image_data": "null", "video_data": "null", "audio_data": "null", "input_embeds": "null", "lora_path": "null",
-	"return_hidden_states": "false", "custom_logit_processor": "null", "min_tokens": "0", "min_new_tokens": "0",
+	"image_data": "null", "video_data": "null", "audio_data": "null", "input_embeds": "null", "lora_path": "null", "session_params": "null",
+	"return_hidden_states": "false", "custom_logit_processor": "null", "logits_processors": "null", "min_tokens": "0", "min_new_tokens": "0",
 	"prompt_logprobs": "null", "input_token_logprobs": "null", "top_logprobs_num_input": "0", "token_ids_logprob": "null",
-	"continue_final_message": "false", "stop_regex": "null", "reasoning_effort": "null", "chat_template": "null",
-	"documents": "[]", "use_beam_search": "false", "length_penalty": "1",
+	"continue_final_message": "false", "stop_regex": "null", "reasoning_effort": "null", "verbosity": `"medium"`, "chat_template": "null",
+	"chat_template_kwargs": "{}", "documents": "[]", "use_beam_search": "false", "length_penalty": "1", "truncate_prompt_tokens": "null",
+	"allowed_token_ids": "null", "bad_words": "[]", "skip_special_tokens": "true", "add_special_tokens": "true", "add_generation_prompt": "true",
 }
 
 // ParseChat parses the body of POST /v1/chat/completions.
@@ -104,7 +128,7 @@ func ParseCompletion(body []byte) (*Request, *Error) { return parse(Completion, 
 func ParseGenerate(body []byte) (*Request, *Error) { return parse(Generate, body) }
 
 func parse(kind Kind, body []byte) (*Request, *Error) {
-	r := &Request{Kind: kind, N: 1, MaxTokens: -1, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1, DPRank: -1}
+	r := &Request{Kind: kind, N: 1, DPRank: -1, Sampling: Sampling{MaxTokens: -1, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1, PromptFrom: -1}}
 	if kind != Chat {
 		r.MaxTokens = 16 // OpenAI's default for completions
 	}
@@ -114,7 +138,7 @@ func parse(kind Kind, body []byte) (*Request, *Error) {
 	if !json.Valid(body) {
 		return nil, invalidJSON(body)
 	}
-	p := parser{r: r}
+	p := parser{r: r, s: &r.Sampling}
 	if err := eachField(body, "the body", p.field); err != nil {
 		return nil, err
 	}
@@ -160,14 +184,19 @@ func eachField(obj []byte, what string, f func(key string, val []byte) *Error) *
 // parser collects what needs more than one field to judge.
 type parser struct {
 	r              *Request
-	logprobs       bool // chat: "logprobs": true; generate: "return_logprob"
-	topLogprobs    int
+	s              *Sampling // where sampling parameters go
+	choices        []int     // n of each entry of a list in sampling_params
+	logprobs       bool      // chat: "logprobs": true
+	topLogprobs    int       // chat
 	messages, text bool
 	hosts          []string
 	ports          []int
 	rooms          []int64
-	returnLogprob  bool
 	journal        *string
+
+	// /generate: one for all prompts, or one for each.
+	returnLogprob []bool
+	topNum, start []int
 }
 
 func wrongType(field, want string) *Error {
@@ -177,7 +206,7 @@ func wrongType(field, want string) *Error {
 func isNull(val []byte) bool { return string(val) == "null" }
 
 func (p *parser) field(key string, val []byte) *Error {
-	if def, ok := unsupported[key]; ok {
+	if def, ok := unsupported[key]; ok && !(key == "echo" && p.r.Kind == Completion) {
 		if isNull(val) || string(compact(val)) == def {
 			return nil
 		}
@@ -189,6 +218,9 @@ func (p *parser) field(key string, val []byte) *Error {
 	switch key {
 	case "model":
 		return str(key, val, &p.r.Model)
+	case "user":
+		var s string
+		return str(key, val, &s)
 	case "stream":
 		return boolean(key, val, &p.r.Stream)
 	case "stream_options":
@@ -204,19 +236,12 @@ func (p *parser) field(key string, val []byte) *Error {
 		if p.r.Kind != Generate {
 			return nil
 		}
-		return eachFieldIn(key, val, p.generateSampling)
-	case "return_logprob":
+		return p.samplingParams(val)
+	case "return_logprob", "top_logprobs_num", "logprob_start_len":
 		if p.r.Kind == Generate {
-			return boolean(key, val, &p.returnLogprob)
+			return p.generateLogprobs(key, val)
 		}
 		return nil
-	case "top_logprobs_num":
-		if p.r.Kind == Generate {
-			return integer(key, val, 0, MaxTopLogprobs, &p.topLogprobs)
-		}
-		return nil
-	case "logprob_start_len":
-		return p.logprobStart(val)
 	case "rid":
 		return strs(key, val, MaxItems, 128, &p.r.RIDs)
 	case "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank":
@@ -231,18 +256,73 @@ func (p *parser) field(key string, val []byte) *Error {
 	return p.openaiSampling(key, val)
 }
 
-// logprobStart takes SGLang's logprob_start_len; only -1 (outputs alone) is built.
-func (p *parser) logprobStart(val []byte) *Error {
-	if p.r.Kind != Generate || string(val) == "-1" {
-		return nil
+// samplingParams takes SGLang's parameters: an object for all prompts, or a
+// list with one for each.
+func (p *parser) samplingParams(val []byte) *Error {
+	if val[0] != '[' {
+		return eachFieldIn("sampling_params", val, p.generateSampling)
 	}
-	return &Error{Code: Unsupported, Param: "logprob_start_len", Message: "`logprob_start_len` other than -1 (log-probabilities of the prompt) is not supported; leave it out"}
+	var list []json.RawMessage
+	if json.Unmarshal(val, &list) != nil || len(list) == 0 || len(list) > MaxItems {
+		return wrongType("sampling_params", "an object, or a list with one for each prompt")
+	}
+	all, base := p.r, p.r.Sampling
+	defer func() { p.s = &all.Sampling }()
+	all.Each = make([]Sampling, len(list))
+	for i, raw := range list {
+		all.Each[i], all.N = base, 1
+		p.s = &all.Each[i]
+		if e := eachFieldIn("sampling_params", raw, p.generateSampling); e != nil {
+			return e
+		}
+		p.choices = append(p.choices, all.N)
+	}
+	for _, n := range p.choices {
+		if n != all.N {
+			return wrongType("sampling_params.n", "the same for all prompts")
+		}
+	}
+	return nil
+}
+
+// generateLogprobs takes what says which log-probabilities are wanted: one
+// value for all prompts, or a list with one for each.
+func (p *parser) generateLogprobs(key string, val []byte) *Error {
+	raws := []json.RawMessage{val}
+	if val[0] == '[' && (json.Unmarshal(val, &raws) != nil || len(raws) == 0 || len(raws) > MaxItems) {
+		return wrongType(key, "one value, or a list with one for each prompt")
+	}
+	for _, raw := range raws {
+		var e *Error
+		switch {
+		case isNull(raw):
+			return wrongType(key, "without null in a list")
+		case key == "return_logprob":
+			var b bool
+			e = boolean(key, raw, &b)
+			p.returnLogprob = append(p.returnLogprob, b)
+		case key == "top_logprobs_num":
+			n := 0
+			e = integer(key, raw, 0, MaxTopLogprobs, &n)
+			p.topNum = append(p.topNum, n)
+		default:
+			n := 0
+			e = integer(key, raw, -1, math.MaxInt32, &n)
+			p.start = append(p.start, n)
+		}
+		if e != nil {
+			return e
+		}
+	}
+	return nil
 }
 
 func (p *parser) openaiSampling(key string, val []byte) *Error {
 	switch key {
 	case "max_tokens", "max_completion_tokens":
-		return integer(key, val, 1, math.MaxInt32, &p.r.MaxTokens)
+		return integer(key, val, 0, math.MaxInt32, &p.s.MaxTokens)
+	case "echo":
+		return boolean(key, val, &p.r.Echo)
 	case "logprobs":
 		if p.r.Kind == Chat {
 			return boolean(key, val, &p.logprobs)
@@ -250,7 +330,7 @@ func (p *parser) openaiSampling(key string, val []byte) *Error {
 		if string(val) == "false" {
 			return nil
 		}
-		return integer(key, val, 0, MaxTopLogprobs, &p.r.Logprobs)
+		return integer(key, val, 0, MaxTopLogprobs, &p.s.Logprobs)
 	case "top_logprobs":
 		if p.r.Kind == Chat {
 			return integer(key, val, 0, MaxTopLogprobs, &p.topLogprobs)
@@ -273,7 +353,7 @@ func (p *parser) generateSampling(key string, val []byte) *Error {
 	}
 	switch key {
 	case "max_new_tokens":
-		return integer("sampling_params."+key, val, 1, math.MaxInt32, &p.r.MaxTokens)
+		return integer("sampling_params."+key, val, 0, math.MaxInt32, &p.s.MaxTokens)
 	case "n":
 		return integer("sampling_params."+key, val, 1, MaxChoices, &p.r.N)
 	case "sampling_seed":
@@ -286,7 +366,7 @@ func (p *parser) generateSampling(key string, val []byte) *Error {
 
 // sampling takes the parameters that have one name in both dialects.
 func (p *parser) sampling(key string, val []byte) *Error {
-	r := p.r
+	r := p.s
 	switch key {
 	case "temperature":
 		return number(key, val, 0, 100, &r.Temperature)
@@ -325,6 +405,8 @@ func (p *parser) sampling(key string, val []byte) *Error {
 		}
 	case "stop":
 		return strs(key, val, MaxStops, MaxStopBytes, &r.Stop)
+	case "include_stop_str_in_output", "no_stop_trim":
+		return boolean(key, val, &r.KeepStop)
 	case "stop_token_ids":
 		return ids(key, val, &r.StopIDs)
 	case "ignore_eos":
@@ -546,8 +628,11 @@ func (p *parser) finish() *Error {
 	} else if r.Kind == Chat && p.topLogprobs > 0 {
 		return wrongType("top_logprobs", "given together with `logprobs`: true")
 	}
-	if r.Kind == Generate && p.returnLogprob {
-		r.Logprobs = p.topLogprobs
+	if r.Echo && r.Logprobs >= 0 {
+		r.PromptFrom = 0
+	}
+	if e := p.perPrompt(); e != nil {
+		return e
 	}
 	if len(r.RIDs) > 1 && len(r.RIDs) != items {
 		return Errorf(InvalidRequest, "`rid` has %d entries for %d answers", len(r.RIDs), items)
@@ -559,6 +644,46 @@ func (p *parser) finish() *Error {
 		}
 	}
 	return p.pairs(items)
+}
+
+// perPrompt spreads what /generate gave for each prompt.
+func (p *parser) perPrompt() *Error {
+	r := p.r
+	n := len(r.Prompts)
+	each := len(r.Each) > 0
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"sampling_params", len(r.Each)}, {"return_logprob", len(p.returnLogprob)}, {"top_logprobs_num", len(p.topNum)}, {"logprob_start_len", len(p.start)}} {
+		if f.n > 1 && f.n != n {
+			return wrongType(f.name, "one value, or a list with one for each of the "+strconv.Itoa(n)+" prompts")
+		}
+		each = each || f.n > 1
+	}
+	if len(r.Each) == 1 && n > 1 {
+		r.Each = slices.Repeat(r.Each, n)
+	} else if len(r.Each) == 0 && each {
+		r.Each = slices.Repeat([]Sampling{r.Sampling}, n)
+	}
+	logprobs := func(s *Sampling, i int) {
+		if len(p.returnLogprob) == 0 || !p.returnLogprob[min(i, len(p.returnLogprob)-1)] {
+			return
+		}
+		s.Logprobs = 0
+		if len(p.topNum) > 0 {
+			s.Logprobs = p.topNum[min(i, len(p.topNum)-1)]
+		}
+		if len(p.start) > 0 {
+			s.PromptFrom = p.start[min(i, len(p.start)-1)]
+		}
+	}
+	if r.Each == nil && r.Kind == Generate {
+		logprobs(&r.Sampling, 0)
+	}
+	for i := range r.Each {
+		logprobs(&r.Each[i], i)
+	}
+	return nil
 }
 
 // pairs spreads the pairing fields over the items: a scalar room r becomes
@@ -597,6 +722,7 @@ func (p *parser) pairs(items int) *Error {
 
 func (p *parser) logitBias(val []byte) *Error {
 	n := 0
+	p.s.LogitBias = nil
 	return eachFieldIn("logit_bias", val, func(k string, v []byte) *Error {
 		id, err := strconv.ParseInt(k, 10, 32)
 		var b Bias
@@ -607,7 +733,7 @@ func (p *parser) logitBias(val []byte) *Error {
 		if e := number("logit_bias", v, -100, 100, &b.Value); e != nil {
 			return e
 		}
-		p.r.LogitBias = append(p.r.LogitBias, b)
+		p.s.LogitBias = append(p.s.LogitBias, b)
 		return nil
 	})
 }

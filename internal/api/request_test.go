@@ -13,7 +13,8 @@ var parsers = map[Kind]func([]byte) (*Request, *Error){Chat: ParseChat, Completi
 func TestParseTakes(t *testing.T) {
 	seed := func(v uint64) *uint64 { return &v }
 	base := func(kind Kind, maxTokens int) Request {
-		return Request{Kind: kind, N: 1, MaxTokens: maxTokens, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1, DPRank: -1, ItemNum: 1}
+		return Request{Kind: kind, N: 1, DPRank: -1, ItemNum: 1,
+			Sampling: Sampling{MaxTokens: maxTokens, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1, PromptFrom: -1}}
 	}
 	for _, tc := range []struct {
 		name, body string
@@ -51,6 +52,29 @@ func TestParseTakes(t *testing.T) {
 			r := base(Generate, 3)
 			r.Prompts, r.Seed, r.StopIDs, r.IgnoreEOS, r.Temperature, r.Logprobs, r.RIDs = []Prompt{{Text: "t"}}, seed(7), []int32{2}, true, 0.5, 0, []string{"r"}
 			r.Pairs = []Pairing{{"a", 0, 0}}
+			return r
+		}},
+		{"echo", `{"prompt":[4,5],"max_tokens":0,"echo":true,"logprobs":1}`, func() Request {
+			r := base(Completion, 0)
+			r.Prompts, r.Echo, r.Logprobs, r.PromptFrom = []Prompt{{IDs: []int32{4, 5}}}, true, 1, 0
+			return r
+		}},
+		{"prompt logprobs", `{"text":"t","return_logprob":true,"logprob_start_len":0,"top_logprobs_num":5,"sampling_params":{"max_new_tokens":0,"no_stop_trim":true}}`, func() Request {
+			r := base(Generate, 0)
+			r.Prompts, r.Logprobs, r.PromptFrom, r.KeepStop = []Prompt{{Text: "t"}}, 5, 0, true
+			return r
+		}},
+		{"start without logprobs", `{"text":"t","logprob_start_len":3,"top_logprobs_num":5}`, func() Request {
+			r := base(Generate, 128)
+			r.Prompts = []Prompt{{Text: "t"}}
+			return r
+		}},
+		{"one for each prompt", `{"text":["a","b"],"sampling_params":[{"max_new_tokens":3,"stop":"x","n":2},{"temperature":0,"n":2}],"return_logprob":[false,true],"logprob_start_len":[-1,2]}`, func() Request {
+			r := base(Generate, 128)
+			one, two := r.Sampling, r.Sampling
+			one.MaxTokens, one.Stop = 3, []string{"x"}
+			two.Temperature, two.Logprobs, two.PromptFrom = 0, 0, 2
+			r.Prompts, r.List, r.N, r.ItemNum, r.Each = []Prompt{{Text: "a"}, {Text: "b"}}, true, 2, 4, []Sampling{one, two}
 			return r
 		}},
 	} {
@@ -91,7 +115,15 @@ func TestParseRefuses(t *testing.T) {
 		{Completion, `{"prompt":[1,"a"]}`, InvalidRequest, "prompt", "a list"},
 		{Completion, `{"prompt":["1"],"prompt_logprobs":1}`, Unsupported, "prompt_logprobs", "not supported"},
 		{Completion, `{"prompt":[-1]}`, InvalidRequest, "prompt", ""},
-		{Completion, `{"prompt":"a","echo":true}`, Unsupported, "echo", ""},
+		{Completion, `{"prompt":"a","echo":1}`, InvalidRequest, "echo", "true or false"},
+		{Chat, `{"messages":[{"role":"user","content":"a"}],"echo":true}`, Unsupported, "echo", ""},
+		{Completion, `{"prompt":"a","max_tokens":-1}`, InvalidRequest, "max_tokens", "from 0"},
+		{Completion, `{"prompt":"a","user":5}`, InvalidRequest, "user", "a string"},
+		{Generate, `{"text":["a","b"],"sampling_params":[{},{},{}]}`, InvalidRequest, "sampling_params", "2 prompts"},
+		{Generate, `{"text":["a","b"],"sampling_params":[{"n":1},{"n":2}]}`, InvalidRequest, "sampling_params.n", "the same"},
+		{Generate, `{"text":"a","return_logprob":[true,false]}`, InvalidRequest, "return_logprob", "1 prompts"},
+		{Generate, `{"text":"a","logprob_start_len":-2}`, InvalidRequest, "logprob_start_len", "from -1"},
+		{Generate, `{"text":"a","return_logprob":"yes"}`, InvalidRequest, "return_logprob", "true or false"},
 		{Completion, `{"prompt":"a","stop":[""]}`, InvalidRequest, "stop", "1 to"},
 		{Completion, `{"prompt":"a","logit_bias":{"x":1}}`, InvalidRequest, "logit_bias", "token ids"},
 		{Completion, `{"prompt":["a","b"],"bootstrap_room":[1,2,3]}`, InvalidRequest, "", "3 entries for 2"},
@@ -101,7 +133,7 @@ func TestParseRefuses(t *testing.T) {
 		{Generate, `{"text":"a","input_ids":[1]}`, InvalidRequest, "input_ids", "once"},
 		{Generate, `{"input_ids":"a"}`, InvalidRequest, "input_ids", "token ids"},
 		{Generate, `{"text":"a","sampling_params":{"regex":"x"}}`, Unsupported, "regex", ""},
-		{Generate, `{"text":"a","sampling_params":[]}`, InvalidRequest, "sampling_params", "JSON object"},
+		{Generate, `{"text":"a","sampling_params":[]}`, InvalidRequest, "sampling_params", "an object"},
 		{Generate, `{"text":["a","b"],"rid":["x","y","z"]}`, InvalidRequest, "", "3 entries"},
 	} {
 		_, err := parsers[tc.kind]([]byte(tc.body))

@@ -11,9 +11,8 @@ import (
 // Bounds on what one request body may hold. The size of the whole body is
 // bounded by whoever reads it.
 const (
-	maxDepth  = 10000 // nesting; the limit of encoding/json
-	maxFields = 1024  // top-level fields
-	maxCuts   = 16    // separate runs of pairing fields
+	maxFields = 1024 // top-level fields
+	maxCuts   = 16   // separate runs of pairing fields
 )
 
 // Scanned is what a router needs to know of a request body, found in one pass
@@ -33,6 +32,9 @@ type Scanned struct {
 	inputIDs list
 	n        int // choices asked for, at least 1
 
+	echo, logprobs, returnLogprob bool
+	noOutput                      bool // max_tokens is 0
+
 	open  int  // just past the opening brace
 	kept  bool // whether a field of the client's remains
 	cuts  [maxCuts]span
@@ -41,14 +43,6 @@ type Scanned struct {
 
 // span is a range of bytes of the body.
 type span struct{ off, end int }
-
-// list tells whether a value is an array, what its first element begins with
-// and how many elements it has.
-type list struct {
-	elems int
-	first byte
-	array bool
-}
 
 // Scan validates body exactly as encoding/json does (invalid UTF-8 inside
 // strings is let through, nesting is bounded at 10,000) and finds the fields a
@@ -252,6 +246,12 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 		s.PromptBytes += len(raw)
 	case "sampling_params":
 		s.sampling = val
+	case "echo":
+		s.echo = raw[0] == 't'
+	case "logprobs":
+		s.logprobs = !null && raw[0] != 'f'
+	case "return_logprob":
+		s.returnLogprob = raw[0] == 't' || raw[0] == '['
 	case "n":
 		return s.choices("n", raw)
 	case "max_tokens", "max_completion_tokens":
@@ -263,6 +263,7 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 // maxTokens notes how long an answer may become; what it says about it is the
 // worker's to judge.
 func (s *Scanned) maxTokens(raw []byte) {
+	s.noOutput = string(raw) == "0"
 	if n, err := strconv.ParseInt(string(raw[:min(len(raw), 20)]), 10, 32); err == nil && n > 0 {
 		s.MaxTokens = int(n)
 	}
@@ -330,6 +331,17 @@ func (s *Scanned) str(v span) string {
 		return ""
 	}
 	return string(appendUnquoted(nil, s.body[v.off+1:v.end-1]))
+}
+
+// PromptScores tells whether the prefill's answer may hold log-probabilities of
+// the prompt that belong into decode's, and how many drawn tokens follow them
+// in the prefill's lists.
+func (s *Scanned) PromptScores(k Kind) (wanted bool, drawn int) {
+	drawn = 1
+	if s.noOutput {
+		drawn = 0
+	}
+	return k == Generate && s.returnLogprob || k == Completion && s.echo && s.logprobs, drawn
 }
 
 // Items is the number of rooms the request needs of this kind, one for each

@@ -21,6 +21,7 @@ const (
 	wholeAnswer  = 4 << 20  // an answer that is no stream is held back up to this size, so that a break can be retried
 	errorAnswer  = 64 << 10 // bytes read of an error answer
 	prefillDrain = 32 << 20 // bytes read of a prefill's answer
+	scoredAnswer = 32 << 20 // of an answer, or an event of it, that the prompt's log-probabilities are put into
 )
 
 var relayBuffers = sync.Pool{New: func() any { return new([relayBuffer]byte) }}
@@ -80,6 +81,13 @@ type attempt struct {
 	goesOn  bool        // it goes on with a stream
 	taken   int         // from a journal of so many bytes
 	late    *time.Timer // ends the prefill leg after its grace
+
+	// The prompt's log-probabilities out of the prefill's answer, where the
+	// request asks for them. scored is closed when they are there.
+	scored  chan struct{}
+	scores  *scores
+	held    int64 // memory booked for them
+	oneOver bool  // one of the legs is over; under mu
 }
 
 // step feeds one event to the machine and does what it says. Nothing in it
@@ -147,6 +155,7 @@ func (x *exchange) dropUntaken() {
 		x.cur.claimed = true
 		x.cur.cancel[Decode](errLegOver)
 		x.r.table.release(x.cur.workers[Decode], x.cost()[Decode])
+		x.dropScoresLocked(x.cur)
 	}
 }
 
@@ -167,6 +176,7 @@ func (x *exchange) dispatch(now time.Duration) {
 	// outlive it by endGrace. The machine ends it.
 	a.ctx[Prefill], a.cancel[Prefill] = context.WithCancelCause(x.r.base)
 	a.ctx[Decode], a.cancel[Decode] = context.WithCancelCause(x.req.Context())
+	a.scored = make(chan struct{})
 	x.r.legs.Go(func() { x.prefill(a) })
 }
 
@@ -186,6 +196,7 @@ func (x *exchange) run() {
 		x.decode(a)
 		a.cancel[Decode](errLegOver)
 		x.r.table.release(a.workers[Decode], x.cost()[Decode])
+		x.dropScores(a)
 	}
 	x.timer.Stop()
 	if x.idle != nil {
@@ -216,11 +227,16 @@ var errLegOver = errors.New("the leg is over")
 // ends, and for an error inside of it.
 func (x *exchange) prefill(a *attempt) {
 	w := a.workers[Prefill]
+	defer x.dropScores(a)
 	defer x.r.table.release(w, x.cost()[Prefill])
 	defer a.cancel[Prefill](errLegOver)
 	resp, f := x.send(a, Prefill)
 	if f == nil {
-		f = drainPrefill(a.ctx[Prefill], resp, x.items)
+		if wanted, drawn := x.scan.PromptScores(x.kind); wanted {
+			f = x.takeScores(a, resp, drawn)
+		} else {
+			f = drainPrefill(a.ctx[Prefill], resp, x.items)
+		}
 		resp.Body.Close()
 	}
 	x.mu.Lock()
@@ -341,11 +357,21 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 		x.decodeFailed(a, *f)
 		return
 	}
+	sc, f := x.awaitScores(a)
+	if f != nil {
+		x.decodeFailed(a, *f)
+		return
+	}
 	if !x.mayRelay(a, resp) {
 		return
 	}
 	x.head(resp, -1)
-	if f = x.copyEvents(a, events, run, whole, err); f != nil {
+	if sc != nil {
+		f = x.scoreEvents(a, sc, events, run, whole, err)
+	} else {
+		f = x.copyEvents(a, events, run, whole, err)
+	}
+	if f != nil {
 		x.decodeFailed(a, *f)
 		return
 	}
@@ -395,6 +421,10 @@ func (x *exchange) cut(a *attempt, err error) *fault {
 // relayWhole passes on an answer that is no stream. It is held back until it is
 // complete, so that a break can still be retried; a very long one flows.
 func (x *exchange) relayWhole(a *attempt, resp *http.Response) {
+	if wanted, _ := x.scan.PromptScores(x.kind); wanted {
+		x.relayScored(a, resp)
+		return
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, wholeAnswer))
 	if err != nil {
 		x.decodeFailed(a, *x.cut(a, err))

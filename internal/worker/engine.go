@@ -98,6 +98,9 @@ func (p *pass) load(b *sched.Batch, open map[sched.ReqID]*request) {
 		if q.targets != nil && b.Prefill && q.emitted == 0 {
 			end := r.Start + len(r.Tokens)
 			row.Targets, row.Scores = q.targets[r.Start:end], q.scores[r.Start:end]
+			if q.tops != nil {
+				row.Top, row.Tops = q.job.ScoreTop, q.tops[r.Start:end]
+			}
 		}
 	}
 }

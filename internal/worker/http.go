@@ -371,7 +371,7 @@ func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form diale
 		return nil
 	case !out.begun:
 		return err
-	case err.Code != api.ClientGone:
+	case err != errClientGone:
 		out.raw(append(api.AppendErrorJSON([]byte("data: "), err), "\n\n"...))
 	}
 	// The stream ends without [DONE]: the connection must not be used again.

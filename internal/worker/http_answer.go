@@ -97,7 +97,7 @@ func (o *openAI) body(stream bool, choices ...openAIChoice) *openAIBody {
 func (o *openAI) whole(cs []*choice) any {
 	var list []openAIChoice
 	for _, c := range cs {
-		text := c.text.String()
+		text := c.echo.text + c.text.String()
 		oc := openAIChoice{Index: c.item, Finish: &c.finish, Logprobs: o.logprobs(c, 0)}
 		if o.chat() {
 			oc.Message = &openAIMessage{Role: "assistant", Content: &text}
@@ -120,6 +120,9 @@ func (o *openAI) event(c *choice, delta string) any {
 			oc.Delta.Role = "assistant"
 		}
 	} else {
+		if len(c.outs) == 1 {
+			delta = c.echo.text + delta
+		}
 		oc.Text = &delta
 	}
 	return o.body(true, oc)
@@ -127,6 +130,12 @@ func (o *openAI) event(c *choice, delta string) any {
 
 func (o *openAI) last(c *choice, delta string) []any {
 	oc := openAIChoice{Index: c.item, Finish: &c.finish}
+	if len(c.outs) == 0 { // nothing has been written yet
+		delta = c.echo.text + delta
+		if o.req.Echo {
+			oc.Logprobs = o.logprobs(c, 0)
+		}
+	}
 	if o.chat() {
 		oc.Delta = &openAIMessage{}
 		if delta != "" {
@@ -157,14 +166,26 @@ type chatLogprob struct {
 
 type completionLogprobs struct {
 	Tokens  []string             `json:"tokens"`
-	Values  []float32            `json:"token_logprobs"`
+	Values  []*float32           `json:"token_logprobs"`
 	Top     []map[string]float32 `json:"top_logprobs"`
 	Offsets []int                `json:"text_offset"`
 }
 
-// logprobs are those of the choice's tokens from index from on.
+// lowestLogprob stands for what JSON cannot say: minus infinity, of a token
+// that can never come.
+const lowestLogprob = -9999
+
+func finite(lp float32) float32 {
+	if lp-lp != 0 {
+		return lowestLogprob
+	}
+	return lp
+}
+
+// logprobs are those of the choice's tokens from index from on. The prompt's
+// come before index 0.
 func (o *openAI) logprobs(c *choice, from int) any {
-	if o.req.Logprobs < 0 {
+	if c.sampling.Logprobs < 0 {
 		return nil
 	}
 	if o.chat() {
@@ -179,20 +200,47 @@ func (o *openAI) logprobs(c *choice, from int) any {
 		}
 		return map[string]any{"content": content}
 	}
-	lp := completionLogprobs{Tokens: []string{}, Values: []float32{}, Top: []map[string]float32{}, Offsets: []int{}}
+	lp := completionLogprobs{Tokens: []string{}, Values: []*float32{}, Top: []map[string]float32{}, Offsets: []int{}}
+	if from == 0 && c.scores != nil {
+		o.promptLogprobs(&lp, c)
+	}
 	for i, out := range c.outs[from:] {
-		lp.Tokens = append(lp.Tokens, o.token(out.Token))
-		lp.Values = append(lp.Values, out.Logprob)
-		lp.Offsets = append(lp.Offsets, c.offsets[from+i])
-		top := map[string]float32{}
-		for _, t := range out.Top {
-			if _, taken := top[o.token(t.ID)]; !taken { // ids with one text: the better one stands
-				top[o.token(t.ID)] = t.Logprob
-			}
-		}
-		lp.Top = append(lp.Top, top)
+		o.add(&lp, out.Token, &out.Logprob, out.Top, c.echo.runes+c.offsets[from+i])
 	}
 	return lp
+}
+
+// promptLogprobs adds the prompt's tokens, of which nothing predicts the first.
+func (o *openAI) promptLogprobs(lp *completionLogprobs, c *choice) {
+	for i, id := range c.job.Prompt {
+		if i == 0 {
+			o.add(lp, id, nil, nil, c.echo.offsets[0])
+			continue
+		}
+		var top []engine.TokenLogprob
+		if c.scores.Top != nil {
+			top = c.scores.Top[i-1]
+		}
+		o.add(lp, id, &c.scores.Logprobs[i-1], top, c.echo.offsets[i])
+	}
+}
+
+// add lists one token; beside the most probable ones it stands itself. Of ids
+// that have one text the most probable one counts.
+func (o *openAI) add(lp *completionLogprobs, id int32, value *float32, top []engine.TokenLogprob, offset int) {
+	lp.Tokens = append(lp.Tokens, o.token(id))
+	lp.Offsets = append(lp.Offsets, offset)
+	var list map[string]float32
+	if value != nil {
+		v := finite(*value)
+		value, list = &v, map[string]float32{}
+		for _, t := range append(top[:len(top):len(top)], engine.TokenLogprob{ID: id, Logprob: v}) {
+			if _, taken := list[o.token(t.ID)]; !taken {
+				list[o.token(t.ID)] = finite(t.Logprob)
+			}
+		}
+	}
+	lp.Values, lp.Top = append(lp.Values, value), append(lp.Top, list)
 }
 
 func (o *openAI) token(id int32) string {
@@ -201,12 +249,11 @@ func (o *openAI) token(id int32) string {
 }
 
 func (o *openAI) chatLogprob(id int32, lp float32) chatLogprob {
-	s := o.token(id)
-	raw := make([]int, len(s))
-	for i := range len(s) {
-		raw[i] = int(s[i])
+	raw := []int{}
+	for _, b := range o.text.bytes(id) {
+		raw = append(raw, int(b))
 	}
-	return chatLogprob{Token: s, Logprob: lp, Bytes: raw}
+	return chatLogprob{Token: o.token(id), Logprob: finite(lp), Bytes: raw}
 }
 
 // sglang is the form of /generate.
@@ -225,45 +272,86 @@ type sglangBody struct {
 }
 
 type sglangMeta struct {
-	ID         string  `json:"id"`
-	Prompt     int     `json:"prompt_tokens"`
-	Completion int     `json:"completion_tokens"`
-	Cached     int     `json:"cached_tokens"`
-	Finish     any     `json:"finish_reason"`
-	Logprobs   [][]any `json:"output_token_logprobs,omitempty"`
-	Top        [][]any `json:"output_top_logprobs,omitempty"`
+	ID         string          `json:"id"`
+	Prompt     int             `json:"prompt_tokens"`
+	Completion int             `json:"completion_tokens"`
+	Cached     int             `json:"cached_tokens"`
+	Finish     any             `json:"finish_reason"`
+	Input      json.RawMessage `json:"input_token_logprobs,omitempty"`
+	InputTop   json.RawMessage `json:"input_top_logprobs,omitempty"`
+	Logprobs   [][]any         `json:"output_token_logprobs,omitzero"`
+	Top        [][]any         `json:"output_top_logprobs,omitzero"`
 }
 
 type sglangFinish struct {
 	Type    string `json:"type"`
 	Matched any    `json:"matched,omitempty"`
-	Length  int    `json:"length,omitempty"`
+	Length  *int   `json:"length,omitempty"`
 }
 
-// body describes the answer from its token from on, with this text.
-func (s *sglang) body(c *choice, from int, text string) *sglangBody {
+// body describes the answer from its token from on, with this text. lists says
+// whether the prompt's log-probabilities belong into it.
+func (s *sglang) body(c *choice, from int, text string, lists bool) *sglangBody {
 	b := &sglangBody{Text: text, IDs: []int32{}, Meta: sglangMeta{
 		ID: s.ids[c.item], Prompt: c.promptTokens(), Completion: c.completion, Cached: c.cached}}
+	if c.sampling.Logprobs >= 0 && lists {
+		s.list(c)
+		b.Meta.Input, b.Meta.InputTop = c.listed, c.listedTop
+	}
+	if c.sampling.Logprobs >= 0 {
+		b.Meta.Logprobs = [][]any{}
+	}
+	if c.sampling.Logprobs > 0 {
+		b.Meta.Top = [][]any{}
+	}
 	for _, out := range c.outs[from:] {
 		b.IDs = append(b.IDs, out.Token)
-		if s.req.Logprobs >= 0 {
+		if c.sampling.Logprobs >= 0 {
 			b.Meta.Logprobs = append(b.Meta.Logprobs, s.triple(out.Token, out.Logprob))
 		}
-		if s.req.Logprobs > 0 {
-			b.Meta.Top = append(b.Meta.Top, s.top(out))
+		if c.sampling.Logprobs > 0 {
+			b.Meta.Top = append(b.Meta.Top, s.top(out.Top))
 		}
 	}
 	if c.done {
 		f := sglangFinish{Type: c.finish, Matched: c.matched}
 		if c.finish == EndLength {
-			f.Length = c.completion
+			f.Length = &c.completion
 		}
 		b.Meta.Finish = f
 	}
 	return b
 }
 
-func (s *sglang) triple(id int32, lp float32) []any {
+// list makes the prompt's lists: of the tokens from PromptFrom on, the first
+// without a value, as in SGLang. They are empty where no prompt token is asked
+// for, and on a decode worker: there the prefill's answer has them.
+func (s *sglang) list(c *choice) {
+	if c.listed != nil {
+		return
+	}
+	values, tops := [][]any{}, []any{}
+	if c.scores != nil {
+		first := c.job.Prompt[c.job.ScoreFrom]
+		values, tops = append(values, s.triple(first, nil)), append(tops, nil)
+		for i, lp := range c.scores.Logprobs {
+			values = append(values, s.triple(c.job.Prompt[c.job.ScoreFrom+1+i], lp))
+			if c.scores.Top != nil {
+				tops = append(tops, s.top(c.scores.Top[i]))
+			}
+		}
+	}
+	c.listed, _ = json.Marshal(values) // finite numbers and strings: no error is possible
+	if c.sampling.Logprobs > 0 {
+		c.listedTop, _ = json.Marshal(tops)
+	}
+}
+
+// triple is [logprob, id, text]; lp is a float32 or nil.
+func (s *sglang) triple(id int32, lp any) []any {
+	if v, ok := lp.(float32); ok {
+		lp = finite(v)
+	}
 	text, ok := s.text.text(id)
 	if !ok {
 		return []any{lp, id, nil}
@@ -271,18 +359,18 @@ func (s *sglang) triple(id int32, lp float32) []any {
 	return []any{lp, id, text}
 }
 
-func (s *sglang) top(out engine.Output) []any {
-	list := []any{}
-	for _, t := range out.Top {
-		list = append(list, s.triple(t.ID, t.Logprob))
+func (s *sglang) top(list []engine.TokenLogprob) []any {
+	out := []any{}
+	for _, t := range list {
+		out = append(out, s.triple(t.ID, t.Logprob))
 	}
-	return list
+	return out
 }
 
 func (s *sglang) whole(cs []*choice) any {
 	var list []*sglangBody
 	for _, c := range cs {
-		list = append(list, s.body(c, 0, c.text.String()))
+		list = append(list, s.body(c, 0, c.text.String(), true))
 	}
 	if len(list) == 1 && !s.req.List {
 		return list[0]
@@ -295,7 +383,7 @@ func (s *sglang) event(c *choice, delta string) any {
 	if !s.deltas {
 		from, text = 0, c.text.String()
 	}
-	b := s.body(c, from, text)
+	b := s.body(c, from, text, from == 0)
 	s.number(b, c)
 	return b
 }
@@ -305,7 +393,7 @@ func (s *sglang) last(c *choice, delta string) []any {
 	if !s.deltas {
 		from, text = 0, c.text.String()
 	}
-	b := s.body(c, from, text)
+	b := s.body(c, from, text, from == 0)
 	s.number(b, c)
 	return []any{b}
 }

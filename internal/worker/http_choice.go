@@ -3,6 +3,7 @@ package worker
 import (
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/engine"
@@ -17,12 +18,19 @@ type choice struct {
 	index  int // choice number of its prompt
 	prompt int // which prompt
 
+	sampling  *api.Sampling // of its prompt
+	echo      echo
+	scores    *PromptScores // the prompt's, on the worker that computed it
+	listed    []byte        // the prompt's part of /generate's lists, as JSON, once made
+	listedTop []byte
+
 	det   detok
 	stops []string
 	held  string // text that may turn out to be the beginning of a stop string
 
 	text       strings.Builder
-	offsets    []int // length of the text before each token
+	runes      int   // code points in text
+	offsets    []int // code points before each token
 	outs       []engine.Output
 	cached     int
 	seed       uint64
@@ -38,13 +46,19 @@ type choice struct {
 // take adds one item of the job and returns the text that may go out.
 // more is false when the answer has ended; then nothing is read any more.
 func (c *choice) take(it Item) (delta string, stopAt int) {
+	if it.Prompt != nil {
+		c.scores = it.Prompt
+	}
 	if it.End != nil {
+		if len(c.outs) == 0 {
+			c.cached = it.Cached
+		}
 		return c.end(it.End), -1
 	}
 	if it.Index == 0 {
 		c.cached, c.seed = it.Cached, it.Seed
 	}
-	c.offsets = append(c.offsets, c.text.Len())
+	c.offsets = append(c.offsets, c.runes+utf8.RuneCountInString(c.held))
 	c.outs = append(c.outs, it.Out)
 	c.completion = len(c.outs)
 	if slices.Contains(c.job.StopIDs, it.Out.Token) {
@@ -63,14 +77,21 @@ func (c *choice) release(pending string, tokens int) (delta string, stopAt int) 
 		}
 	}
 	if at >= 0 {
-		c.text.WriteString(pending[:at])
+		if c.sampling.KeepStop {
+			at += len(stop)
+		}
 		c.held, c.done, c.finish, c.matched = "", true, EndStop, stop
-		return pending[:at], tokens
+		return c.write(pending[:at]), tokens
 	}
 	keep := len(pending) - c.mayStop(pending)
 	c.held = pending[keep:]
-	c.text.WriteString(pending[:keep])
-	return pending[:keep], -1
+	return c.write(pending[:keep]), -1
+}
+
+func (c *choice) write(s string) string {
+	c.text.WriteString(s)
+	c.runes += utf8.RuneCountInString(s)
+	return s
 }
 
 // mayStop is the length of the longest end of s that begins a stop string.
@@ -100,8 +121,7 @@ func (c *choice) end(e *End) string {
 	}
 	rest := c.held + c.det.Flush()
 	c.held = ""
-	c.text.WriteString(rest)
-	return rest
+	return c.write(rest)
 }
 
 // promptTokens is how long the prompt is without what has been said.

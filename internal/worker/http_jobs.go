@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/engine"
@@ -25,10 +27,18 @@ func (h *httpSide) makeJobs(r *api.Request, rid string, deadline time.Time, wake
 	}
 	var cs []*choice
 	for p, ids := range prompts {
+		s := r.Of(p)
+		echo := echo{}
+		if r.Echo {
+			echo = h.echo(&r.Prompts[p], ids)
+		}
 		for n := range r.N {
-			c := &choice{item: len(cs), index: n, prompt: p, det: h.text.detok(), stops: r.Stop}
-			c.job = &Job{RID: itemRID(r, rid, c.item), Prompt: ids, MaxTokens: h.maxTokens(r, len(ids)), StopIDs: h.stopIDs(r),
-				Sampling: sampling(r, n), SeedSet: r.Seed != nil, Room: -1, DPRank: r.DPRank, Deadline: deadline}
+			c := &choice{item: len(cs), index: n, prompt: p, sampling: s, det: h.text.detok(), stops: s.Stop, echo: echo}
+			c.job = &Job{RID: itemRID(r, rid, c.item), Prompt: ids, MaxTokens: h.maxTokens(s, len(ids)), StopIDs: h.stopIDs(s),
+				Sampling: sampling(s, n), SeedSet: s.Seed != nil, Room: -1, DPRank: r.DPRank, Deadline: deadline}
+			if s.PromptFrom >= 0 && h.cfg.Role != Decode { // decode computes no prompt: the prefill tells
+				c.job.ScorePrompt, c.job.ScoreFrom, c.job.ScoreTop = true, s.PromptFrom, s.Logprobs
+			}
 			if r.Pairs != nil && h.cfg.Role != Serve {
 				pair := r.Pairs[c.item]
 				c.job.Room, c.job.Addr = pair.Room, bootstrapAddr(pair)
@@ -38,12 +48,42 @@ func (h *httpSide) makeJobs(r *api.Request, rid string, deadline time.Time, wake
 					return nil, err
 				}
 			}
+			if h.cfg.Role == Prefill {
+				c.stops = nil // the one token that comes here must not end the job: decode needs the pages to see it
+			}
 			c.job.MaxTokens -= c.job.Said
 			c.job.Box = NewBox(c.job.MaxTokens, wake)
 			cs = append(cs, c)
 		}
 	}
 	return cs, nil
+}
+
+// echo is a prompt at the beginning of its answer.
+type echo struct {
+	text    string
+	runes   int
+	offsets []int // of each prompt token in text, in code points
+}
+
+// echo is the prompt as it came, or what its ids stand for.
+func (h *httpSide) echo(p *api.Prompt, ids []int32) echo {
+	e := echo{text: p.Text}
+	if p.IDs != nil {
+		e.text = h.text.decode(ids)
+	}
+	e.runes = utf8.RuneCountInString(e.text)
+	det, at := h.text.detok(), 0
+	for _, id := range ids {
+		e.offsets = append(e.offsets, at)
+		at += utf8.RuneCountInString(det.Push(id))
+	}
+	// A space that the tokenizer put in front is in the tokens and not in the text.
+	front := max(0, at+utf8.RuneCountInString(det.Flush())-e.runes)
+	for i, o := range e.offsets {
+		e.offsets[i] = min(max(0, o-front), e.runes)
+	}
+	return e
 }
 
 // needRoom refuses what cannot be paired. A prefill worker knows its own
@@ -100,14 +140,14 @@ func (h *httpSide) prompts(r *api.Request) ([][]int32, *api.Error) {
 		if err != nil {
 			return nil, err
 		}
-		return [][]int32{ids}, h.checkPrompt("messages", ids)
+		return [][]int32{ids}, h.checkPrompt("messages", ids, r.Of(0))
 	}
 	field := "prompt"
 	if r.Kind == api.Generate {
 		field = "text"
 	}
 	var list [][]int32
-	for _, p := range r.Prompts {
+	for i, p := range r.Prompts {
 		ids, field := p.IDs, field
 		if ids == nil {
 			if err := h.checkBytes(field, len(p.Text)); err != nil {
@@ -117,7 +157,7 @@ func (h *httpSide) prompts(r *api.Request) ([][]int32, *api.Error) {
 		} else if r.Kind == api.Generate {
 			field = "input_ids"
 		}
-		if err := h.checkPrompt(field, ids); err != nil {
+		if err := h.checkPrompt(field, ids, r.Of(i)); err != nil {
 			return nil, err
 		}
 		list = append(list, ids)
@@ -134,17 +174,29 @@ func (h *httpSide) checkBytes(field string, n int) *api.Error {
 	return nil
 }
 
-func (h *httpSide) checkPrompt(field string, ids []int32) *api.Error {
-	if len(ids) == 0 {
-		return &api.Error{Code: api.InvalidRequest, Param: field, Message: "`" + field + "` gives no token; a prompt has at least one"}
+func (h *httpSide) checkPrompt(field string, ids []int32, s *api.Sampling) *api.Error {
+	bad := func(field, format string, args ...any) *api.Error {
+		return &api.Error{Code: api.InvalidRequest, Param: field, Message: fmt.Sprintf(format, args...)}
 	}
-	if len(ids) >= h.context {
-		return &api.Error{Code: api.ContextLengthExceeded, Param: field, Message: "the prompt has " + strconv.Itoa(len(ids)) +
-			" tokens; with at least one token of answer it must fit the context of " + strconv.Itoa(h.context) + " tokens"}
+	n, vocab := len(ids), h.text.vocab()
+	if n == 0 {
+		return bad(field, "`%s` gives no token; a prompt has at least one", field)
+	}
+	if n > h.context || n == h.context && s.MaxTokens != 0 {
+		return &api.Error{Code: api.ContextLengthExceeded, Param: field, Message: fmt.Sprintf("the prompt has %d"+
+			" tokens; with at least one token of answer it must fit the context of %d tokens", n, h.context)}
 	}
 	for _, id := range ids {
-		if int(id) >= h.text.vocab() {
-			return &api.Error{Code: api.InvalidRequest, Param: field, Message: "token id " + strconv.Itoa(int(id)) + " is not one of the model's " + strconv.Itoa(h.text.vocab())}
+		if int(id) >= vocab {
+			return bad(field, "token id %d is not one of the model's %d", id, vocab)
+		}
+	}
+	if s.PromptFrom >= n {
+		return bad("logprob_start_len", "`logprob_start_len` is %d; the prompt has %d tokens", s.PromptFrom, n)
+	}
+	for _, b := range s.LogitBias {
+		if int(b.ID) >= vocab {
+			return bad("logit_bias", "`logit_bias` names token %d, which is not one of the model's %d", b.ID, vocab)
 		}
 	}
 	return nil
@@ -152,21 +204,21 @@ func (h *httpSide) checkPrompt(field string, ids []int32) *api.Error {
 
 // maxTokens is what the request allows, or as many as fit the context (chat
 // without a limit). A limit that does not fit is refused by the core.
-func (h *httpSide) maxTokens(r *api.Request, prompt int) int {
-	if r.MaxTokens > 0 {
-		return r.MaxTokens
+func (h *httpSide) maxTokens(s *api.Sampling, prompt int) int {
+	if s.MaxTokens >= 0 {
+		return s.MaxTokens
 	}
 	return min(h.context, h.poolTokens) - prompt
 }
 
-func (h *httpSide) stopIDs(r *api.Request) []int32 {
-	if r.IgnoreEOS {
-		return r.StopIDs
+func (h *httpSide) stopIDs(s *api.Sampling) []int32 {
+	if s.IgnoreEOS {
+		return s.StopIDs
 	}
-	return append(append([]int32(nil), h.text.eog()...), r.StopIDs...)
+	return append(append([]int32(nil), h.text.eog()...), s.StopIDs...)
 }
 
-func sampling(r *api.Request, choice int) engine.Sampling {
+func sampling(r *api.Sampling, choice int) engine.Sampling {
 	s := engine.Sampling{Temperature: r.Temperature, TopP: r.TopP, MinP: r.MinP, TopK: r.TopK, Choice: choice,
 		Presence: r.Presence, Frequency: r.Frequency, Repetition: r.Repetition, Logprobs: r.Logprobs}
 	for _, b := range r.LogitBias {

@@ -12,18 +12,17 @@ import (
 // journal notes beside each event of a stream what another worker needs to go
 // on after it. nil notes nothing.
 type journal struct {
-	created  int64
-	logprobs bool
-	begun    bool // its first record is written, here or by the worker before
-	records  []byte
-	line     []byte
+	created int64
+	begun   bool // its first record is written, here or by the worker before
+	records []byte
+	line    []byte
 }
 
 // newJournal is the journal that a router asks for, nil when none does. A
 // request that wants the prompt's log-probabilities has none: they come once,
 // and from the prefill.
 func newJournal(w http.ResponseWriter, r *http.Request, req *api.Request, created int64, cs []*choice) *journal {
-	if r.Header.Get(api.JournalHeader) == "" || slices.ContainsFunc(cs, func(c *choice) bool { return c.job.ScorePrompt }) {
+	if r.Header.Get(api.JournalHeader) == "" || slices.ContainsFunc(cs, func(c *choice) bool { return c.sampling.PromptFrom >= 0 }) {
 		return nil
 	}
 	taken := 0
@@ -31,7 +30,7 @@ func newJournal(w http.ResponseWriter, r *http.Request, req *api.Request, create
 		taken = req.Journal.Size
 	}
 	w.Header().Set(api.JournalHeader, strconv.Itoa(taken))
-	return &journal{created: created, logprobs: req.Logprobs >= 0, begun: req.Journal != nil}
+	return &journal{created: created, begun: req.Journal != nil}
 }
 
 // token is the comment line before the event of c's newest token.
@@ -49,7 +48,7 @@ func (j *journal) token(c *choice) []byte {
 	for _, o := range out.Top {
 		t.Top = append(t.Top, api.TokenLogprob(o))
 	}
-	return j.comment(api.AppendToken(b, c.item, &t, j.logprobs))
+	return j.comment(api.AppendToken(b, c.item, &t, c.sampling.Logprobs >= 0))
 }
 
 // last is the line before the event that ends c.

@@ -16,6 +16,7 @@ type textCodec interface {
 	chat(msgs []api.Message, addGeneration bool) ([]int32, *api.Error)
 	detok() detok
 	text(id int32) (string, bool) // false: a control token or no text of its own
+	bytes(id int32) []byte        // what a token stands for; the name of a control token
 	eog() []int32                 // ids that end an answer
 	vocab() int
 	maxBytes(tokens int) int // the longest text that can be so few tokens
@@ -50,9 +51,16 @@ func (m *modelText) encode(text string, addSpecial, parseSpecial bool) []int32 {
 func (m *modelText) decode(ids []int32) string    { return m.tok.Decode(ids) }
 func (m *modelText) detok() detok                 { d := m.tok.NewDetok(); return &d }
 func (m *modelText) text(id int32) (string, bool) { return m.tok.Text(id) }
-func (m *modelText) eog() []int32                 { return m.tok.EOG() }
-func (m *modelText) vocab() int                   { return m.tok.Vocab() }
-func (m *modelText) maxBytes(tokens int) int      { return m.tok.MaxBytes(tokens) }
+func (m *modelText) bytes(id int32) []byte {
+	if b := m.tok.Piece(id); b != nil {
+		return b
+	}
+	s, _ := m.tok.Text(id)
+	return []byte(s)
+}
+func (m *modelText) eog() []int32            { return m.tok.EOG() }
+func (m *modelText) vocab() int              { return m.tok.Vocab() }
+func (m *modelText) maxBytes(tokens int) int { return m.tok.MaxBytes(tokens) }
 
 func (m *modelText) chat(msgs []api.Message, addGeneration bool) ([]int32, *api.Error) {
 	if m.tmpl == nil {
@@ -108,6 +116,13 @@ func (b byteText) text(id int32) (string, bool) {
 		return "", false
 	}
 	return strings.ToValidUTF8(string([]byte{byte(id)}), "\uFFFD"), true
+}
+
+func (b byteText) bytes(id int32) []byte {
+	if id >= 256 {
+		return nil
+	}
+	return []byte{byte(id)}
 }
 
 func (b byteText) eog() []int32 { return nil }

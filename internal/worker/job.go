@@ -16,7 +16,7 @@ import (
 type Job struct {
 	RID       string
 	Prompt    []int32
-	MaxTokens int     // further output tokens, at least 1
+	MaxTokens int     // further output tokens; 0: the prompt is computed, and no token comes
 	StopIDs   []int32 // ids that end the answer; the one that does is its last token
 	Sampling  engine.Sampling
 	SeedSet   bool // Sampling.Seed is the caller's; else the worker that draws first chooses one
@@ -31,9 +31,11 @@ type Job struct {
 	Room int64
 	// DPRank is the prefill's DP rank when the request names it, else -1.
 	DPRank int
-	// ScorePrompt asks for the log-probability of each prompt token: the item
-	// with Index 0 carries them. The prefix cache is not used then.
-	ScorePrompt bool
+	// ScorePrompt asks for the log-probabilities of the prompt tokens after
+	// ScoreFrom, and for the ScoreTop most probable in the place of each: the
+	// first item carries them. The prefix cache is used up to ScoreFrom.
+	ScorePrompt         bool
+	ScoreFrom, ScoreTop int
 	// Deadline is when the whole request must have ended. Zero: none.
 	Deadline time.Time
 
@@ -48,12 +50,20 @@ type Job struct {
 type Item struct {
 	Out    engine.Output
 	Index  int    // among the request's output tokens
-	Cached int    // with Index 0: prompt tokens that came from a prefix cache
+	Cached int    // with Index 0 and the end: prompt tokens that came from a prefix cache
 	Seed   uint64 // with Index 0: what the answer is drawn with
-	// Prompt, with Index 0 of a job with ScorePrompt on the worker that
-	// computed the prompt: Prompt[i] is the log-probability of prompt token i+1.
-	Prompt []float32
+	// Prompt comes with the first item (which may be the end) of a job with
+	// ScorePrompt, on the worker that computed the prompt.
+	Prompt *PromptScores
 	End    *End // set on the last item, which carries no token
+}
+
+// PromptScores are log-probabilities of prompt tokens: entry i is that of
+// token ScoreFrom+1+i. Top, if asked for, are the most probable in its place,
+// best first.
+type PromptScores struct {
+	Logprobs []float32
+	Top      [][]engine.TokenLogprob
 }
 
 // The reasons of End.

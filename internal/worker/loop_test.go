@@ -356,7 +356,7 @@ func TestSubmitRefuses(t *testing.T) {
 		}{
 			"empty prompt":  {func(j *Job) { j.Prompt = nil }, api.InvalidRequest},
 			"bad token":     {func(j *Job) { j.Prompt[3] = 1000 }, api.InvalidRequest},
-			"no tokens":     {func(j *Job) { j.MaxTokens = 0 }, api.InvalidRequest},
+			"no tokens":     {func(j *Job) { j.MaxTokens = -1 }, api.InvalidRequest},
 			"too long":      {func(j *Job) { j.MaxTokens = 500 }, api.ContextLengthExceeded},
 			"room":          {func(j *Job) { j.Room = 5 }, api.InvalidRequest},
 			"bad bias":      {func(j *Job) { j.Sampling.LogitBias = []engine.Bias{{ID: 1000}} }, api.InvalidRequest},

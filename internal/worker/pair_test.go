@@ -388,31 +388,38 @@ func TestStopOfDecode(t *testing.T) {
 	settled(t, p)
 }
 
-// Prompt log-probabilities come with the first token, also from a prefill worker.
+// Prompt log-probabilities come with the first item, which without output is
+// the end; those after a position leave the prefix cache the tokens up to it.
 func TestScorePrompt(t *testing.T) {
 	s := runWorker(t, Config{Role: Serve, PrefixCache: true, Chunk: 16})
 	p := prompts(s, 3)[2]
-	var got [][]float32
-	for range 2 {
-		j := submit(t, s, Job{RID: "r", Prompt: p, MaxTokens: 2, Room: -1, ScorePrompt: true, Sampling: engine.Sampling{Logprobs: 0}})
-		it, ok := j.Box.Next(t.Context())
-		if !ok || it.End != nil || len(it.Prompt) != len(p)-1 {
-			t.Fatalf("got %+v", it)
+	var all *PromptScores
+	for _, c := range []struct{ from, max, hits int }{{0, 2, 0}, {0, 0, 0}, {0, 2, 0}, {20, 1, 16}, {20, 0, 16}, {len(p) - 1, 1, (len(p) - 1) / 16 * 16}} {
+		j := submit(t, s, Job{RID: "r", Prompt: p, MaxTokens: c.max, Room: -1, ScorePrompt: true, ScoreFrom: c.from, ScoreTop: 2, Sampling: engine.Sampling{Logprobs: 0}})
+		first, ok := j.Box.Next(t.Context())
+		if !ok || first.Prompt == nil || (first.End != nil) != (c.max == 0) || first.Cached != c.hits {
+			t.Fatalf("%+v: got %+v", c, first)
 		}
-		for i, l := range it.Prompt {
-			if !(l < 0) {
-				t.Errorf("prompt token %d has log-probability %v", i+1, l)
+		if all == nil {
+			all = first.Prompt
+		}
+		for i, l := range all.Logprobs {
+			if len(all.Logprobs) != len(p)-1 || !(l < 0) || l > all.Top[i][0].Logprob || all.Top[i][0].Logprob < all.Top[i][1].Logprob {
+				t.Fatalf("prompt token %d has log-probability %v, the most probable ones are %v", i+1, l, all.Top[i])
 			}
 		}
-		got = append(got, it.Prompt)
-		for it.End == nil {
-			if it, ok = j.Box.Next(t.Context()); !ok {
-				t.Fatal("no end")
+		if want := (&PromptScores{all.Logprobs[c.from:], all.Top[c.from:]}); !reflect.DeepEqual(first.Prompt, want) {
+			t.Errorf("%+v: %+v, want %+v", c, first.Prompt, want)
+		}
+		n := 0
+		for it := first; it.End == nil; n++ {
+			if it, ok = j.Box.Next(t.Context()); !ok || it.Prompt != nil {
+				t.Fatalf("%+v: %+v", c, it)
 			}
 		}
-	}
-	if !reflect.DeepEqual(got[0], got[1]) {
-		t.Error("the second time the prompt scores differently")
+		if n != c.max {
+			t.Errorf("%+v: %d tokens", c, n)
+		}
 	}
 }
 

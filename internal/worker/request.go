@@ -23,10 +23,12 @@ type request struct {
 	emitted  int
 	last     time.Duration // when the last output token came
 
-	// targets and scores are those of engine.Row for the whole prompt, where
-	// the job wants the prompt's log-probabilities.
+	// targets, scores and tops are those of engine.Row for the whole prompt,
+	// where the job wants the prompt's log-probabilities.
 	targets []int32
 	scores  []float32
+	tops    [][]engine.TokenLogprob
+	told    bool // the reader has them
 
 	// first is the output token that did not come from a decode batch: with
 	// FIRST, or from the prefill core of serve. cached came with it.
@@ -46,7 +48,13 @@ func newRequest(j *Job, began, deadline time.Duration) *request {
 	}
 	if j.ScorePrompt {
 		q.targets = append(slices.Clone(j.Prompt[1:]), -1)
+		for i := range j.ScoreFrom {
+			q.targets[i] = -1
+		}
 		q.scores = make([]float32, len(j.Prompt))
+		if j.ScoreTop > 0 {
+			q.tops = make([][]engine.TokenLogprob, len(j.Prompt))
+		}
 	}
 	return q
 }
@@ -55,7 +63,7 @@ func newRequest(j *Job, began, deadline time.Duration) *request {
 // one token must be computed, and all whose successors are to be scored.
 func (q *request) maxHit() int {
 	if q.targets != nil {
-		return 0
+		return q.job.ScoreFrom
 	}
 	return len(q.prompt) - 1
 }
@@ -69,22 +77,33 @@ func (q *request) said() int {
 	return q.job.Said
 }
 
+// tell adds the prompt's scores to the first item of a job, if they are known here.
+func (q *request) tell(it *Item) {
+	if q.scores == nil || q.told {
+		return
+	}
+	q.told = true
+	from, last := q.job.ScoreFrom, len(q.prompt)-1
+	it.Prompt = &PromptScores{Logprobs: q.scores[from:last]}
+	if q.tops != nil {
+		it.Prompt.Top = q.tops[from:last]
+	}
+}
+
 // put gives one output token to the reader. index is the core's.
 func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) {
 	if q.history != nil {
 		q.history = append(q.history, out.Token)
 	}
 	q.emitted = index + 1
-	if q.job == nil {
-		return
+	if q.job == nil || index >= q.job.MaxTokens {
+		return // a prefill draws a token that nobody wants
 	}
 	it := Item{Out: out, Index: q.said() + index}
 	if it.Index == 0 {
 		l.metrics.TTFT.Observe((now - q.began).Seconds())
 		it.Cached, it.Seed = q.cached, q.sampling.Seed
-		if q.scores != nil {
-			it.Prompt = q.scores[:len(q.scores)-1]
-		}
+		q.tell(&it)
 	}
 	if index > 0 && q.last > 0 {
 		l.metrics.ITL.Observe((now - q.last).Seconds())
@@ -140,14 +159,18 @@ func (l *loop) finish(now time.Duration, f *sched.Finish) {
 	if q.job == nil {
 		return
 	}
-	n := f.Completion
+	n := min(f.Completion, q.job.MaxTokens)
 	if f.Reason == sched.Stop && q.stopAt >= 0 {
 		n = min(n, q.stopAt)
 	}
 	l.count(now, q, f.Err)
 	l.metrics.Generation.Add(float64(n))
 	l.metrics.Cached.Add(float64(q.cached))
-	q.job.Box.put(Item{End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: q.said() + n}})
+	it := Item{Cached: q.cached, End: &End{Reason: reason(f.Reason), Err: apiError(f.Err), Completion: q.said() + n}}
+	if f.Err == nil {
+		q.tell(&it)
+	}
+	q.job.Box.put(it)
 }
 
 // count records the end of a job.

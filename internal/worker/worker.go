@@ -232,8 +232,10 @@ func (w *Worker) checkJob(j *Job) *api.Error {
 	switch {
 	case len(j.Prompt) == 0:
 		return api.Errorf(api.InvalidRequest, "the prompt is empty")
-	case j.MaxTokens < 1:
-		return api.Errorf(api.InvalidRequest, "max tokens is %d: at least 1", j.MaxTokens)
+	case j.MaxTokens < 0:
+		return api.Errorf(api.InvalidRequest, "max tokens is %d: at least 0", j.MaxTokens)
+	case j.ScorePrompt && (j.ScoreFrom < 0 || j.ScoreFrom >= len(j.Prompt)):
+		return api.Errorf(api.InvalidRequest, "log-probabilities from token %d on of a prompt of %d", j.ScoreFrom, len(j.Prompt))
 	case j.Said < 0 || j.Said >= len(j.Prompt) || j.Said > 0 && !j.SeedSet:
 		return api.Errorf(api.InvalidRequest, "an answer goes on after %d of %d tokens, seed %v: it needs a prompt and its seed", j.Said, len(j.Prompt), j.SeedSet)
 	case (j.Room < 0) != (w.cfg.Role == Serve):
