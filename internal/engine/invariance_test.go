@@ -391,6 +391,31 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestBadScales: a file may hold scales that are infinite or no numbers. They
+// end the rows that meet them, by name, and never give a token.
+func TestBadScales(t *testing.T) {
+	for _, typ := range weightTypes {
+		for _, precision := range []string{"native", "f32"} {
+			w := smallWeights(typ)
+			// All bits set are a NaN in floats and halves alike.
+			down := &w.blocks[1].down
+			bad, err := kernels.NewMatrix(typ, down.Rows, down.Cols, bytes.Repeat([]byte{0xff}, down.Bytes()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			*down = bad
+			e := newCPU(t, w, Config{Pages: 8, PageSize: 16, Precision: precision})
+			for _, n := range []int{1, 20} {
+				var re *RowError
+				err := e.Run(&Batch{Rows: []Row{{Tokens: make([]int32, n), Pages: pages(0, 4), Sample: &Sampling{}}}})
+				if !errors.As(err, &re) || !strings.Contains(err.Error(), "NaN") {
+					t.Errorf("%v, %s, %d tokens: %v, want NaN in row 0", typ, precision, n, err)
+				}
+			}
+		}
+	}
+}
+
 // TestKVTokenBytes: what a token takes in each dtype, and which heads do not fit.
 func TestKVTokenBytes(t *testing.T) {
 	for _, c := range []struct {

@@ -17,6 +17,11 @@ import (
 // FuzzGGUF: whatever the bytes, a file is refused or all of it can be used.
 func FuzzGGUF(f *testing.F) {
 	f.Add(small().bytes())
+	for _, kind := range slices.Sorted(maps.Keys(formats)) {
+		if values, _ := kind.Block(); values > 0 {
+			f.Add(manyColumns(kind).bytes())
+		}
+	}
 	f.Add(byteModel(f, 7, "smollm", 20).data)
 	f.Add(byteModel(f, 7, "llama-bpe", 20).data)
 	f.Add(controlsFile(f, []string{"<|a|>", "</s>"}, 0, "<|a|>", "</s>", "{% macro f(m) %}{{ m.role }}{% endmacro %}{{ messages | map(attribute='content') | join }}{{ f(messages[0]) }}").data)
@@ -66,7 +71,7 @@ func FuzzGGUF(f *testing.F) {
 // checkLine: an error is one line of bounded length.
 func checkLine(t *testing.T, err error) {
 	t.Helper()
-	if s := err.Error(); strings.ContainsAny(s, "\n\r\x00") || !utf8.ValidString(s) {
+	if s := err.Error(); strings.ContainsAny(s, "\n\r\x00") || !utf8.ValidString(s) || len(s) > 500 {
 		t.Errorf("error %q is not one line of text", s)
 	}
 }
@@ -211,7 +216,7 @@ func FuzzTemplate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, source, role, content string) {
 		body, err := parseTemplate(source)
 		if err != nil {
-			checkLine(t, err)
+			checkLine(t, line("%w", err)) // as NewTemplate does
 			return
 		}
 		tpl := &Template{limits: few, body: body, tok: tok, vars: map[string]any{"tools": nil, "bos_token": literal("<|start|>")}}

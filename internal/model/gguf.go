@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"sort"
@@ -139,6 +140,9 @@ func parse(path string, data []byte) (*File, error) {
 	if err := f.place(infos, r.at); err != nil {
 		return nil, err
 	}
+	if err := f.checkKind(); err != nil {
+		return nil, err
+	}
 	var err error
 	if f.Title, _, err = f.text("general.name"); err != nil {
 		return nil, err
@@ -152,6 +156,30 @@ func parse(path string, data []byte) (*File, error) {
 	f.print = sync.OnceValue(f.fingerprint)
 	return f, nil
 }
+
+// checkKind refuses files that are no whole model of today's layouts.
+func (f *File) checkKind() error {
+	if kind, ok, err := f.text("general.type"); err != nil {
+		return err
+	} else if ok && kind != "model" {
+		return f.errorf("key \"general.type\": %q is no model", kind)
+	}
+	if n, ok, err := f.integer("split.count", 0, math.MaxInt); err != nil {
+		return err
+	} else if ok && n > 1 {
+		return f.errorf("key \"split.count\": this is one of %d parts of a model; join them to one file", n)
+	}
+	if n, ok, err := f.integer("general.quantization_version", 0, math.MaxInt); err != nil {
+		return err
+	} else if ok && n != quantVersion {
+		return f.errorf("key \"general.quantization_version\": is %d, only the layouts of version %d are known", n, quantVersion)
+	}
+	return nil
+}
+
+// quantVersion is ggml's version of the quantised formats. It rises when a
+// layout changes.
+const quantVersion = 2
 
 // place turns tensor records into views: it checks type, size, alignment and
 // bounds of each, and that no two overlap. end is where the records end.
@@ -201,5 +229,5 @@ func (f *File) place(infos []tensorInfo, end int) error {
 
 // errorf is an error that names the file.
 func (f *File) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s: "+format, append([]any{f.path}, args...)...)
+	return fmt.Errorf("%s: %w", f.path, line(format, args...))
 }

@@ -3,6 +3,7 @@ package model
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"math"
 	"os"
@@ -90,6 +91,13 @@ type builder struct {
 	keys    []bkey
 	tensors []btensor
 	align   int
+	cut     int               // bytes that are missing at the end
+	patch   func(file []byte) // a last change; nil: none
+}
+
+// claim writes n over the count at an offset of the head.
+func (f *builder) claim(at int, n uint64) {
+	f.patch = func(file []byte) { binary.LittleEndian.PutUint64(file[at:], n) }
 }
 
 type bkey struct {
@@ -191,7 +199,11 @@ func (f *builder) bytes() []byte {
 	for i := range data {
 		data[i] = byte(i*7 + i>>8)
 	}
-	return append(b, data...)
+	b = append(b, data...)
+	if f.patch != nil {
+		f.patch(b)
+	}
+	return b[:len(b)-f.cut]
 }
 
 // small is a whole Llama of two layers that everything accepts.
@@ -292,6 +304,21 @@ func TestRefused(t *testing.T) {
 		{`key "a": truncated: an array of 18446744073709551615 elements`, func(f *builder) { f.put("a", array(kindString, math.MaxUint64)) }},
 		{`key "a" needs`, func(f *builder) { f.put("a", array(kindUint64, 15000)) }},
 		{`key "a": 2 is no bool`, func(f *builder) { f.put("a", []byte{byte(kindBool), 0, 0, 0, 2}) }},
+		{"the head at offset 8 claims 20 tensors and 65537 keys", func(f *builder) { f.claim(16, 65537) }},
+		{"the head at offset 8 claims 18446744073709551615 tensors and 8 keys", func(f *builder) { f.claim(8, math.MaxUint64) }},
+		{`key "a": truncated: an array of 18446744073709551615 elements`, func(f *builder) { f.put("a", array(kindFloat64, math.MaxUint64)) }},
+		{`key "a" needs 9223372036854775808 bytes at offset`, func(f *builder) { f.put("a", append([]byte{byte(kindString), 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0x80)) }},
+		{`key "general.type": "adapter" is no model`, func(f *builder) { f.put("general.type", "adapter") }},
+		{`key "split.count": this is one of 3 parts`, func(f *builder) { f.put("split.count", uint32(3)) }},
+		{`key "general.quantization_version": is 3, only`, func(f *builder) { f.put("general.quantization_version", uint32(3)) }},
+		{`key "general.quantization_version": is 1, only`, func(f *builder) { f.put("general.quantization_version", uint32(1)) }},
+		{`key "general.alignment": is 0, 8 to`, func(f *builder) { f.put("general.alignment", uint32(0)) }},
+		{`key "general.alignment": is 2147483648, 8 to`, func(f *builder) { f.put("general.alignment", uint32(1<<31)) }},
+		{`key "general.alignment": is 9223372036854775807, 8 to`, func(f *builder) { f.put("general.alignment", uint64(math.MaxUint64)) }},
+		{`key "general.alignment": is string`, func(f *builder) { f.put("general.alignment", "32") }},
+		{"truncated: tensor data should begin at offset 1048576, the file has", func(f *builder) { f.put("general.alignment", uint32(1<<20)) }},
+		{strings.Repeat("x", 150), func(f *builder) { f.put("general.architecture", strings.Repeat("x", 1<<20)) }},
+		{strings.Repeat("é", 50), func(f *builder) { f.put(strings.Repeat("é", 30000), []byte{99, 0, 0, 0}) }},
 		{"a name of 0 bytes", func(f *builder) { f.put("", "x") }},
 		{"is not UTF-8", func(f *builder) { f.put("\xff", "x") }},
 		{`"general.alignment": 48 is not a power`, func(f *builder) { f.put("general.alignment", uint32(48)) }},
@@ -383,7 +410,7 @@ func TestRefused(t *testing.T) {
 		if err == nil {
 			_, err = f.Hyper()
 		}
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "m: ") || strings.Contains(err.Error(), "\n") {
+		if err == nil || len(err.Error()) > 500 || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "m: ") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("error %v, want one line with %s", err, c.want)
 		}
 	}
@@ -548,6 +575,72 @@ func TestOpenPaths(t *testing.T) {
 	}
 	if f := openFile(t, path); f.Name != "my model" {
 		t.Errorf("name %q", f.Name)
+	}
+}
+
+// manyColumns is a Llama of one layer whose matrices have the given format, but
+// for two that keep it small.
+func manyColumns(kind Type) *builder {
+	f := &builder{version: 3, align: 32, keys: []bkey{
+		{"general.architecture", "llama"}, {"llama.block_count", uint32(1)}, {"llama.context_length", uint32(64)},
+		{"llama.embedding_length", uint32(256)}, {"llama.feed_forward_length", uint32(16)}, {"llama.attention.head_count", uint32(1)},
+		{"llama.attention.key_length", uint32(16)}, {"llama.attention.value_length", uint32(16)},
+		{"llama.attention.layer_norm_rms_epsilon", float32(1e-5)}, {"general.quantization_version", uint32(2)},
+	}}
+	matrix := func(name string, rows int) {
+		values, bytes := kind.Block()
+		f.tensors = append(f.tensors, btensor{name, kind, []uint64{256, uint64(rows)}, here, 256 / values * bytes * rows})
+	}
+	for _, name := range []string{"attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"} {
+		matrix("blk.0."+name+".weight", 16)
+	}
+	for _, name := range []string{"attn_output", "ffn_down"} {
+		f.tensors = append(f.tensors, btensor{"blk.0." + name + ".weight", F16, []uint64{16, 256}, here, 16 * 256 * 2})
+	}
+	matrix("token_embd.weight", 8)
+	for _, name := range []string{"blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"} {
+		f.vector(name+".weight", 256)
+	}
+	return f
+}
+
+// TestEveryFormat: a tensor of each format takes exactly the bytes that it
+// should; one byte less, or a row that is no whole number of blocks, is refused.
+func TestEveryFormat(t *testing.T) {
+	for kind, format := range formats {
+		if format.block == 0 {
+			b := small()
+			b.tensor("token_embd.weight").kind = kind
+			if _, err := OpenBytes("m", b.bytes()); err == nil || !strings.Contains(err.Error(), `m: tensor "token_embd.weight": type `+format.name+" is not supported; supported are "+supported) {
+				t.Errorf("%v: %v", kind, err)
+			}
+			continue
+		}
+		f, err := OpenBytes("m", manyColumns(kind).bytes())
+		if err != nil {
+			t.Fatalf("%v: %v", kind, err)
+		}
+		if _, err := f.Hyper(); err != nil {
+			t.Errorf("%v: %v", kind, err)
+		}
+		if v, _ := f.Tensor("token_embd.weight"); v.Type != kind || len(v.Data) != 8*256/format.block*format.bytes || f.Quantisation() != kind.String() && kind != F16 {
+			t.Errorf("%v: %d bytes of %v, mostly %s", kind, len(v.Data), v.Type, f.Quantisation())
+		}
+		last := &builder{version: 3, align: 32, keys: []bkey{{"general.architecture", "llama"}}}
+		size := 3 * 256 / format.block * format.bytes
+		last.tensors = []btensor{{"w", kind, []uint64{256, 3}, here, size}}
+		last.cut = (size+31)/32*32 - size // what only aligns
+		if _, err := OpenBytes("m", last.bytes()); err != nil {
+			t.Errorf("%v: %v", kind, err)
+		}
+		last.cut++
+		if _, err := OpenBytes("m", last.bytes()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf(`m: tensor "w": truncated: %d bytes at data offset 0, but the data have %d bytes`, size, size-1)) {
+			t.Errorf("%v, a byte too short: %v", kind, err)
+		}
+		last.tensors[0].shape[0] -= 16
+		if _, err := OpenBytes("m", last.bytes()); format.block > 1 && (err == nil || !strings.Contains(err.Error(), fmt.Sprintf(`m: tensor "w": rows of 240 values do not divide into %v blocks of %d`, kind, format.block))) {
+			t.Errorf("%v, rows of 240: %v", kind, err)
+		}
 	}
 }
 

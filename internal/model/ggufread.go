@@ -4,6 +4,7 @@ package model
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"unicode/utf8"
@@ -22,10 +23,12 @@ import (
 // Source: the GGUF specification of the ggml project.
 const (
 	headSize  = 4 + 4 + 8 + 8
-	maxKey    = 65535 // the specification's bound of a key name
-	maxTensor = 128   // bytes of a tensor name; ggml itself holds 63
+	maxKey    = 65535   // the specification's bound of a key name
+	maxTensor = 128     // bytes of a tensor name; ggml itself holds 63
+	maxCount  = 1 << 16 // keys, and tensors; real files have thousands at most
 	maxDims   = 4
 	maxBytes  = 1 << 44 // of one tensor, so that sizes cannot wrap
+	maxLine   = 400     // bytes of an error, which may quote what is as long as the file
 )
 
 // kind is the type of a metadata value, with GGUF's numbers.
@@ -87,8 +90,23 @@ type reader struct {
 
 func (r *reader) fail(format string, args ...any) {
 	if r.err == nil {
-		r.err = fmt.Errorf(format, args...)
+		r.err = line(format, args...)
 	}
+}
+
+// line is an error whose middle is left out where it would be long.
+func line(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	s := err.Error()
+	if len(s) <= maxLine {
+		return err
+	}
+	from, to := maxLine/2, len(s)-maxLine/2
+	for ; !utf8.RuneStart(s[from]); from-- {
+	}
+	for ; !utf8.RuneStart(s[to]); to++ {
+	}
+	return errors.New(s[:from] + " … " + s[to:])
 }
 
 // take returns the next n bytes as a view.
@@ -147,7 +165,11 @@ func (r *reader) head() (tensors, keys uint64) {
 	default:
 		r.fail("GGUF version %d is too new; versions 2 and 3 are read", v)
 	}
-	return r.u64("the head"), r.u64("the head")
+	tensors, keys = r.u64("the head"), r.u64("the head")
+	if r.err == nil && max(tensors, keys) > maxCount {
+		r.fail("the head at offset 8 claims %d tensors and %d keys, up to %d each are read", tensors, keys, maxCount)
+	}
+	return tensors, keys
 }
 
 // keys reads n metadata values.

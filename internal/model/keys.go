@@ -113,11 +113,15 @@ func (f *File) array(key string, elems ...kind) (v value, ok bool, err error) {
 	return value{}, false, f.errorf("key %q: is %s, an array of %s would be right", key, v.kind, elems[0])
 }
 
-// texts reads an array of strings. They share one copy of the array's bytes.
+// texts reads an array of at most maxVocab strings. They share one copy of the
+// array's bytes.
 func (f *File) texts(key string) (list []string, ok bool, err error) {
 	v, ok, err := f.array(key, kindString)
 	if !ok || err != nil {
 		return nil, ok, err
+	}
+	if v.count > maxVocab {
+		return nil, false, f.errorf("key %q: %d strings, up to %d are read", key, v.count, maxVocab)
 	}
 	all := string(v.raw)
 	list = make([]string, v.count)

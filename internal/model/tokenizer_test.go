@@ -725,7 +725,7 @@ func TestTokenizerRefused(t *testing.T) {
 	}{
 		{`"tokenizer.ggml.model": "bert" is not supported`, func(f *builder) { f.put("tokenizer.ggml.model", "bert") }},
 		{`"tokenizer.ggml.model": "" is not supported`, func(f *builder) { f.drop("tokenizer.ggml.model") }},
-		{`"tokenizer.ggml.tokens": 0 tokens`, func(f *builder) { f.drop("tokenizer.ggml.tokens") }},
+		{`"tokenizer.ggml.tokens": no tokens`, func(f *builder) { f.drop("tokenizer.ggml.tokens") }},
 		{`"tokenizer.ggml.tokens": is string, an array`, func(f *builder) { f.put("tokenizer.ggml.tokens", "x") }},
 		{`"tokenizer.ggml.tokens": is an array of int32, an array of string`, func(f *builder) { f.put("tokenizer.ggml.tokens", []int32{1}) }},
 		{`"tokenizer.ggml.token_type": 0 kinds for 6 tokens`, func(f *builder) { f.drop("tokenizer.ggml.token_type") }},
@@ -752,7 +752,7 @@ func TestTokenizerRefused(t *testing.T) {
 			f.put("tokenizer.ggml.pre", "default")
 		}},
 		{`"tokenizer.ggml.pre": "" is not supported`, func(f *builder) { f.put("tokenizer.ggml.model", "gpt2") }},
-		{`"tokenizer.ggml.merges": 0 merges`, func(f *builder) {
+		{`"tokenizer.ggml.merges" is missing`, func(f *builder) {
 			f.put("tokenizer.ggml.model", "gpt2")
 			f.put("tokenizer.ggml.pre", "gpt-2")
 		}},
