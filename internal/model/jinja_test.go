@@ -96,7 +96,7 @@ func TestJinjaAlive(t *testing.T) {
 	if venv == "" {
 		t.Skip("METRONOME_VENV is not set: make unit sets it to a Python environment with jinja2")
 	}
-	args := []string{"2", "200"}
+	args := []string{"2", "60"}
 	if s := os.Getenv("METRONOME_TEST_JINJA"); s != "" {
 		args = strings.Fields(s)
 	}

@@ -42,6 +42,7 @@ class Generation(jinja2.ext.Extension):
 
 ENV = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
 ENV.filters["tojson"] = tojson
+ENV.filters["indent"] = lambda s, *args, **named: jinja2.filters.do_indent(s if isinstance(s, str) else None, *args, **named)  # it would append to a list
 ENV.globals["raise_exception"] = raise_exception
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hello,\n\"wörld\"!\t"},
