@@ -81,6 +81,7 @@ const (
 type local struct {
 	mul     *kernels.Scratch
 	k, v    []float32 // one block of positions of one head, widened
+	q, out  []float32 // a span's queries, and what attention makes of them
 	scratch []float32
 	states  []kernels.State
 	sampler *sampler
@@ -143,7 +144,9 @@ func (e *CPU) allocate() {
 		e.locals = append(e.locals, &local{
 			mul: kernels.NewScratch(max(h.Dim, heads, h.FF)),
 			k:   make([]float32, kernels.Span*h.HeadDim), v: make([]float32, kernels.Span*h.HeadDim),
-			scratch: make([]float32, kernels.Span+h.HeadDim),
+			q:       make([]float32, queryTile*h.Heads/h.KVHeads*h.HeadDim),
+			out:     make([]float32, queryTile*h.Heads/h.KVHeads*h.HeadDim),
+			scratch: make([]float32, kernels.AttendScratch(h.HeadDim)),
 			states:  make([]kernels.State, queryTile*h.Heads/h.KVHeads),
 			sampler: newSampler(h.Vocab),
 		})
@@ -308,29 +311,35 @@ func (e *CPU) extent(page kv.Page, head int) []byte {
 }
 
 // attendTile is attention of one span: each block of positions is widened once
-// for all the span's queries.
+// for all the span's queries, which are gathered for that, a token's heads first.
 func (e *CPU) attendTile(tile, worker int) {
 	s, l := e.spans[tile], e.locals[worker]
 	h := &e.w.hyper
 	dim, group := h.HeadDim, h.Heads/h.KVHeads
 	row, at := e.tokens[s.first].row, e.tokens[s.first].row.Start+e.tokens[s.first].at
 	scale := 1 / float32(math.Sqrt(float64(dim)))
+	lo, n := s.head*group*dim, group*dim // a token's heads in its vector
+	for i := range s.n {
+		copy(l.q[i*n:(i+1)*n], e.of(e.q, s.first+i)[lo:])
+	}
 	for from := 0; from < at+s.n; from += kernels.Span {
 		e.widen(l, row.Pages, s.head, from, min(kernels.Span, at+s.n-from))
-		for i := max(0, from-at); i < s.n; i++ {
-			n := min(kernels.Span, at+i+1-from)
-			q, out := e.of(e.q, s.first+i), e.att.Row(s.first+i)
-			for g := range group {
-				lo := (s.head*group + g) * dim
-				kernels.Attend(&l.states[i*group+g], out[lo:lo+dim], q[lo:lo+dim], l.k, l.v, n, scale, from == 0, l.scratch)
-			}
+		attend := func(i, j, positions int) {
+			kernels.Attend(l.states[i*group:j*group], l.out[i*n:j*n], l.q[i*n:j*n], l.k, l.v, positions, scale, from == 0, l.scratch)
+		}
+		i := max(0, from-at)
+		for ; i < s.n && at+i+1-from < kernels.Span; i++ {
+			attend(i, i+1, at+i+1-from)
+		}
+		if i < s.n { // the others see the whole block
+			attend(i, s.n, kernels.Span)
 		}
 	}
 	for i := range s.n {
-		out := e.att.Row(s.first + i)
+		out := e.att.Row(s.first + i)[lo : lo+n]
+		copy(out, l.out[i*n:])
 		for g := range group {
-			lo := (s.head*group + g) * dim
-			l.states[i*group+g].Finish(out[lo : lo+dim])
+			l.states[i*group+g].Finish(out[g*dim : (g+1)*dim])
 		}
 	}
 }
@@ -403,7 +412,7 @@ func (e *CPU) useTile(i, worker int) {
 	r := &e.batch.Rows[w.row]
 	e.failed[i] = finite(logits)
 	if e.failed[i] == nil && w.target >= 0 {
-		at, norm := e.tokens[w.token].at, logNorm(logits)
+		at, norm := e.tokens[w.token].at, e.locals[worker].sampler.logNorm(logits)
 		r.Scores[at] = logprob(logits, int32(w.target), norm)
 		if r.Top > 0 {
 			r.Tops[at] = appendTop(r.Tops[at][:0], logits, r.Top, norm)

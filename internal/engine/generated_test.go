@@ -82,6 +82,7 @@ func compareLogits(t *testing.T, w *Weights, ref *recorded, r *recordedModel, id
 		t.Fatalf("%d recorded logits", len(r.Logits))
 	}
 	at := 0
+	sampler := newSampler(n)
 	compare := func(from, to int) {
 		row := Row{Tokens: ids[from:to], Start: from, Pages: pages(0, 64), Targets: make([]int32, to-from), Scores: make([]float32, to-from)}
 		positions := ref.Positions[at:]
@@ -94,7 +95,7 @@ func compareLogits(t *testing.T, w *Weights, ref *recorded, r *recordedModel, id
 		run(t, e, row)
 		for i := 0; at < len(ref.Positions) && ref.Positions[at] < to; i++ {
 			got, want := e.logits[i*n:][:n], r.Logits[at*n:][:n]
-			a, b, worst := logNorm(got), logNorm(want), 0.0
+			a, b, worst := sampler.logNorm(got), sampler.logNorm(want), 0.0
 			for id := range got {
 				worst = max(worst, math.Abs(float64(logprob(got, int32(id), a))-float64(logprob(want, int32(id), b))))
 			}

@@ -34,7 +34,7 @@ func (s *sampler) draw(logits []float32, r *Row) {
 		r.Out.Token = s.pick(l, r.Sample, uniform(r.Sample.Seed, r.Sample.Choice, r.Start+len(r.Tokens)))
 	}
 	if r.Sample.Logprobs >= 0 {
-		norm := logNorm(logits)
+		norm := s.logNorm(logits)
 		r.Out.Logprob = logprob(logits, r.Out.Token, norm)
 		r.Out.Top = appendTop(r.Out.Top, logits, r.Sample.Logprobs, norm)
 	}
@@ -64,11 +64,12 @@ func argmax(l []float32) int {
 
 // logNorm is log Σ exp(logit): exponentials in float32, added in float64 in
 // index order.
-func logNorm(logits []float32) float64 {
+func (s *sampler) logNorm(logits []float32) float64 {
 	top := logits[argmax(logits)]
 	sum := 0.0
-	for _, l := range logits {
-		sum += float64(kernels.Exp(l - top))
+	kernels.Exps(s.p, logits, top, 1)
+	for _, p := range s.p {
+		sum += float64(p)
 	}
 	return float64(top) + kernels.Log64(sum)
 }
@@ -152,9 +153,9 @@ func (s *sampler) penalise(l []float32, w *Sampling, history, output []int32) {
 func (s *sampler) pick(l []float32, w *Sampling, u float64) int32 {
 	top := l[argmax(l)]
 	total := 0.0
-	for i, v := range l {
-		s.p[i] = kernels.Exp((v - top) / w.Temperature)
-		total += float64(s.p[i])
+	kernels.Exps(s.p, l, top, w.Temperature)
+	for _, p := range s.p {
+		total += float64(p)
 	}
 	topK := w.TopK > 0 && w.TopK < len(l)
 	topP := w.TopP > 0 && w.TopP < 1

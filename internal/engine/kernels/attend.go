@@ -8,42 +8,53 @@ const Span = 64
 // largest score, and the sum of exp(score - Max).
 type State struct{ Max, Sum float32 }
 
-// Attend takes one block of n ≤ Span positions into (s, out): k and v are n
-// rows of len(q) values, scratch has room for n + len(q). The first block
+// AttendScratch is how many values Attend needs for queries of dim values.
+func AttendScratch(dim int) int { return 4 * (Span + dim) }
+
+// Attend takes the first n of Span positions, rows of k and v, into the state
+// and result of each of some queries: q and out are rows too. The first block
 // overwrites; each later one is merged in, in index order:
 //
 //	out = Σ p v in position order, p = exp(score - max), of this block alone;
 //	then out' = out' × exp(Max' - M) + out × exp(max - M), M the larger maximum.
 //
 // A block's part does not depend on the ones before it, so a split at any
-// block boundary gives the same bits.
-func Attend(s *State, out, q, k, v []float32, n int, scale float32, first bool, scratch []float32) {
-	dim := len(q)
-	p, part := scratch[:n], scratch[n:][:dim]
+// block boundary gives the same bits. Queries that share a call share what is
+// read of k and v.
+func Attend(s []State, out, q, k, v []float32, n int, scale float32, first bool, scratch []float32) {
+	dim := len(q) / len(s)
+	for len(s) > 0 {
+		few := 1
+		if now.float != nil && len(s) >= 4 {
+			few = 4
+		}
+		attend(s[:few], out[:few*dim], q[:few*dim], k[:Span*dim], v[:Span*dim], n, scale, first, scratch)
+		s, out, q = s[few:], out[few*dim:], q[few*dim:]
+	}
+}
+
+func attend(s []State, out, q, k, v []float32, n int, scale float32, first bool, scratch []float32) {
+	p, part := scratch[:len(s)*Span], scratch[4*Span:][:len(q)]
 	if first {
 		part = out
 	}
-	scores(p, q, k, scale)
-	top := p[0]
-	for _, f := range p {
-		if f > top {
-			top = f
+	scores(p, q, k, n)
+	dim := len(q) / len(s)
+	var tops, sums [4]float32
+	for i := range s {
+		tops[i&3], sums[i&3] = softmax(p[i*Span:(i+1)*Span], n, scale)
+	}
+	mix(part, p, v, dim, n)
+	for i := range s {
+		s, top, l := &s[i], tops[i&3], sums[i&3]
+		if first {
+			*s = State{top, l}
+			continue
 		}
-	}
-	for i, f := range p {
-		p[i] = Exp(f - top)
-	}
-	l := sum(p)
-	mix(part, p, v)
-	if first {
-		*s = State{top, l}
-		return
-	}
-	m := max(s.Max, top)
-	a, b := Exp(s.Max-m), Exp(top-m)
-	s.Max, s.Sum = m, float32(s.Sum*a)+float32(l*b)
-	for i, f := range part {
-		out[i] = float32(out[i]*a) + float32(f*b)
+		m := max(s.Max, top)
+		a, b := Exp(s.Max-m), Exp(top-m)
+		s.Max, s.Sum = m, float32(s.Sum*a)+float32(l*b)
+		merge(out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim], a, b)
 	}
 }
 
@@ -55,18 +66,66 @@ func (s *State) Finish(out []float32) {
 	}
 }
 
-func scores(p, q, k []float32, scale float32) {
-	for i := range p {
-		p[i] = float32(Dot(q, k[i*len(q):][:len(q)]) * scale)
+// scores is p[i*Span+j] = q[i] k[j] for j < n, and whatever beyond.
+func scores(p, q, k []float32, n int) {
+	dim := len(q) * Span / len(p)
+	if f := now.float; f != nil {
+		f.dots(p, Span, q, k[:(n+15)/16*16*dim], dim)
+		return
+	}
+	for i := range n {
+		p[i] = Dot(q, k[i*dim:][:dim])
 	}
 }
 
-// mix is out[d] = Σ p[i] v[i][d], in index order from +0, four positions at a
-// time: sums of different d do not wait for each other, and four terms pay for
-// one load and store of the sum.
+// softmax is p = exp(p × scale - top), top the largest p × scale, and the sum of
+// that, of the first n of p. It may write all of p.
+func softmax(p []float32, n int, scale float32) (top, l float32) {
+	if f := now.float; f != nil {
+		p = p[:Span]
+		return f.softmax(&p[0], n, scale)
+	}
+	p = p[:n]
+	for i := range p {
+		p[i] = float32(p[i] * scale)
+	}
+	top = p[0]
+	for _, f := range p {
+		if f > top {
+			top = f
+		}
+	}
+	for i, f := range p {
+		p[i] = Exp(f - top)
+	}
+	return top, sum(p)
+}
+
+// mix is out[i][d] = Σ p[i][j] v[j][d] over j < n, in index order from +0.
+func mix(out, p, v []float32, dim, n int) {
+	f := now.float
+	if f == nil {
+		mixOne(out, p[:n], v)
+		return
+	}
+	four, one := f.mix4x64, f.mix4x16
+	if len(p) == Span {
+		four, one = f.mix1x64, f.mix1x16
+	}
+	d := 0
+	for ; d+64 <= dim; d += 64 {
+		four(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, n)
+	}
+	for ; d < dim; d += 16 {
+		one(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, n)
+	}
+}
+
+// mixOne takes four positions at a time: sums of different d do not wait for
+// each other, and four terms pay for one load and store of the sum.
 //
 //go:norace
-func mix(out, p, v []float32) {
+func mixOne(out, p, v []float32) {
 	dim := len(out)
 	clear(out)
 	for ; len(p) >= 4; p, v = p[4:], v[4*dim:] {
@@ -80,5 +139,17 @@ func mix(out, p, v []float32) {
 		for d, f := range v[i*dim:][:dim] {
 			out[d] += float32(w * f)
 		}
+	}
+}
+
+// merge is out = out a + part b.
+func merge(out, part []float32, a, b float32) {
+	if f := now.float; f != nil {
+		part = part[:len(out)]
+		f.merge(&out[0], &part[0], len(out)/lanes, a, b)
+		return
+	}
+	for i, f := range part {
+		out[i] = float32(out[i]*a) + float32(f*b)
 	}
 }

@@ -46,3 +46,88 @@ func mulMin1(y *float32, stride int, w *byte, x *byte, group int, blocks int)
 //
 //go:noescape
 func quantise4(dst *byte, src *float32, stride int, blocks int)
+
+// dots4x4 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w, each of 16 steps values. Strides are in bytes.
+//
+//go:noescape
+func dots4x4(y *float32, yStride int, x *float32, xStride int, w *float32, wStride int, fours int, steps int)
+
+// dots16x1 is y[j] = x w[j] for so many sixteens of rows w, each of 16 steps values. The stride is in bytes.
+//
+//go:noescape
+func dots16x1(y *float32, x *float32, w *float32, wStride int, sixteens int, steps int)
+
+// dot16 is the sum of x y over 16 steps values.
+//
+//go:noescape
+func dot16(x *float32, y *float32, steps int) float32
+
+// softmax64 scales p[:n], n at most 64, takes exp(p - top), and sums that. It writes all 64.
+//
+//go:noescape
+func softmax64(p *float32, n int, scale float32) (top float32, sum float32)
+
+// mix4x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p. Strides are in bytes.
+//
+//go:noescape
+func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix4x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p. Strides are in bytes.
+//
+//go:noescape
+func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix1x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p. Strides are in bytes.
+//
+//go:noescape
+func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix1x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p. Strides are in bytes.
+//
+//go:noescape
+func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// merge16 is out = out f + part h.
+//
+//go:noescape
+func merge16(out *float32, part *float32, sixteens int, f float32, h float32)
+
+// exp16 is dst = exp((src - top) ÷ divisor).
+//
+//go:noescape
+func exp16(dst *float32, src *float32, sixteens int, top float32, divisor float32)
+
+// swiglu16 is dst = gate ÷ (1 + exp(-gate)) × up.
+//
+//go:noescape
+func swiglu16(dst *float32, gate *float32, up *float32, sixteens int)
+
+// scale16 is dst = (x f) w.
+//
+//go:noescape
+func scale16(dst *float32, x *float32, w *float32, sixteens int, f float32)
+
+// add16 is dst += x.
+//
+//go:noescape
+func add16(dst *float32, x *float32, sixteens int)
+
+// widenF16x16 widens halves.
+//
+//go:noescape
+func widenF16x16(dst *float32, src *byte, sixteens int)
+
+// roundF16x16 rounds to halves, ties to even.
+//
+//go:noescape
+func roundF16x16(dst *byte, src *float32, sixteens int)
+
+// rope16 rotates neighbouring pairs.
+//
+//go:noescape
+func rope16(v *float32, cos *float32, sin *float32, sixteens int)
+
+// ropeHalves16 rotates pairs of x and y.
+//
+//go:noescape
+func ropeHalves16(x *float32, y *float32, cos *float32, sin *float32, sixteens int)

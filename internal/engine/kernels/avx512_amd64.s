@@ -1144,3 +1144,1097 @@ block:
 	JNZ           block
 	VZEROUPPER
 	RET
+
+// func dots4x4(y *float32, yStride int, x *float32, xStride int, w *float32, wStride int, fours int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·dots4x4(SB), NOSPLIT, $0-64
+	MOVQ y+0(FP), AX
+	MOVQ yStride+8(FP), CX
+	MOVQ x+16(FP), DX
+	MOVQ xStride+24(FP), BX
+	MOVQ w+32(FP), SI
+	MOVQ wStride+40(FP), DI
+	MOVQ fours+48(FP), R8
+	MOVQ steps+56(FP), R9
+	LEAQ (BX)(BX*2), R10
+	LEAQ (DI)(DI*2), R11
+	MOVQ R9, R12
+	SHLQ $0x06, R12
+
+rows:
+	VMOVUPS (SI), Z12
+	VMOVUPS (SI)(DI*1), Z13
+	VMOVUPS (SI)(DI*2), Z14
+	VMOVUPS (SI)(R11*1), Z15
+	VMOVUPS (DX), Z3
+	VMULPS  Z12, Z3, Z0
+	VMULPS  Z13, Z3, Z1
+	VMULPS  Z14, Z3, Z2
+	VMULPS  Z15, Z3, Z3
+	VMOVUPS (DX)(BX*1), Z7
+	VMULPS  Z12, Z7, Z4
+	VMULPS  Z13, Z7, Z5
+	VMULPS  Z14, Z7, Z6
+	VMULPS  Z15, Z7, Z7
+	VMOVUPS (DX)(BX*2), Z11
+	VMULPS  Z12, Z11, Z8
+	VMULPS  Z13, Z11, Z9
+	VMULPS  Z14, Z11, Z10
+	VMULPS  Z15, Z11, Z11
+	VMOVUPS (DX)(R10*1), Z16
+	VMULPS  Z12, Z16, Z12
+	VMULPS  Z13, Z16, Z13
+	VMULPS  Z14, Z16, Z14
+	VMULPS  Z15, Z16, Z15
+	ADDQ    $0x40, DX
+	ADDQ    $0x40, SI
+	MOVQ    R9, R13
+	DECQ    R13
+	JZ      sums
+
+steps:
+	VMOVUPS (SI), Z16
+	VMOVUPS (SI)(DI*1), Z17
+	VMOVUPS (SI)(DI*2), Z18
+	VMOVUPS (SI)(R11*1), Z19
+	VMOVUPS (DX), Z20
+	VMULPS  Z16, Z20, Z21
+	VADDPS  Z21, Z0, Z0
+	VMULPS  Z17, Z20, Z21
+	VADDPS  Z21, Z1, Z1
+	VMULPS  Z18, Z20, Z21
+	VADDPS  Z21, Z2, Z2
+	VMULPS  Z19, Z20, Z20
+	VADDPS  Z20, Z3, Z3
+	VMOVUPS (DX)(BX*1), Z20
+	VMULPS  Z16, Z20, Z21
+	VADDPS  Z21, Z4, Z4
+	VMULPS  Z17, Z20, Z21
+	VADDPS  Z21, Z5, Z5
+	VMULPS  Z18, Z20, Z21
+	VADDPS  Z21, Z6, Z6
+	VMULPS  Z19, Z20, Z20
+	VADDPS  Z20, Z7, Z7
+	VMOVUPS (DX)(BX*2), Z20
+	VMULPS  Z16, Z20, Z21
+	VADDPS  Z21, Z8, Z8
+	VMULPS  Z17, Z20, Z21
+	VADDPS  Z21, Z9, Z9
+	VMULPS  Z18, Z20, Z21
+	VADDPS  Z21, Z10, Z10
+	VMULPS  Z19, Z20, Z20
+	VADDPS  Z20, Z11, Z11
+	VMOVUPS (DX)(R10*1), Z20
+	VMULPS  Z16, Z20, Z16
+	VADDPS  Z16, Z12, Z12
+	VMULPS  Z17, Z20, Z16
+	VADDPS  Z16, Z13, Z13
+	VMULPS  Z18, Z20, Z16
+	VADDPS  Z16, Z14, Z14
+	VMULPS  Z19, Z20, Z16
+	VADDPS  Z16, Z15, Z15
+	ADDQ    $0x40, DX
+	ADDQ    $0x40, SI
+	DECQ    R13
+	JNZ     steps
+
+sums:
+	VSHUFF32X4    $0x44, Z4, Z0, Z16
+	VSHUFF32X4    $0xee, Z4, Z0, Z0
+	VADDPS        Z0, Z16, Z16
+	VSHUFF32X4    $0x44, Z12, Z8, Z0
+	VSHUFF32X4    $0xee, Z12, Z8, Z4
+	VADDPS        Z4, Z0, Z0
+	VSHUFF32X4    $0x88, Z0, Z16, Z4
+	VSHUFF32X4    $0xdd, Z0, Z16, Z0
+	VADDPS        Z0, Z4, Z4
+	VSHUFF32X4    $0x44, Z5, Z1, Z0
+	VSHUFF32X4    $0xee, Z5, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z13, Z9, Z1
+	VSHUFF32X4    $0xee, Z13, Z9, Z5
+	VADDPS        Z5, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z5
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z5, Z5
+	VSHUFF32X4    $0x44, Z6, Z2, Z0
+	VSHUFF32X4    $0xee, Z6, Z2, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z14, Z10, Z1
+	VSHUFF32X4    $0xee, Z14, Z10, Z2
+	VADDPS        Z2, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z2
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z2, Z2
+	VSHUFF32X4    $0x44, Z7, Z3, Z0
+	VSHUFF32X4    $0xee, Z7, Z3, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z15, Z11, Z1
+	VSHUFF32X4    $0xee, Z15, Z11, Z3
+	VADDPS        Z3, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z3
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z3, Z3
+	VUNPCKLPD     Z5, Z4, Z0
+	VUNPCKHPD     Z5, Z4, Z1
+	VADDPS        Z1, Z0, Z0
+	VUNPCKLPD     Z3, Z2, Z1
+	VUNPCKHPD     Z3, Z2, Z2
+	VADDPS        Z2, Z1, Z1
+	VSHUFPS       $0x88, Z1, Z0, Z2
+	VSHUFPS       $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z2, Z2
+	VPXORD        Z22, Z22, Z22
+	VADDPS        Z22, Z2, Z2
+	MOVQ          AX, R13
+	VMOVUPS       X2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x01, Z2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x02, Z2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x03, Z2, (R13)
+	ADDQ          CX, R13
+	ADDQ          $0x10, AX
+	SUBQ          R12, DX
+	SUBQ          R12, SI
+	LEAQ          (SI)(DI*4), SI
+	DECQ          R8
+	JNZ           rows
+	VZEROUPPER
+	RET
+
+// func dots16x1(y *float32, x *float32, w *float32, wStride int, sixteens int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·dots16x1(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ wStride+24(FP), DX
+	MOVQ sixteens+32(FP), BX
+	MOVQ steps+40(FP), SI
+	LEAQ (DX)(DX*2), DI
+	MOVQ w+16(FP), R8
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ SI, R12
+	SHLQ $0x06, R12
+	MOVQ DX, R13
+	SHLQ $0x04, R13
+	SUBQ R12, R13
+
+rows:
+	VMOVUPS (CX), Z15
+	VMULPS  (R8), Z15, Z0
+	VMULPS  (R8)(DX*1), Z15, Z1
+	VMULPS  (R8)(DX*2), Z15, Z2
+	VMULPS  (R8)(DI*1), Z15, Z3
+	VMULPS  (R9), Z15, Z4
+	VMULPS  (R9)(DX*1), Z15, Z5
+	VMULPS  (R9)(DX*2), Z15, Z6
+	VMULPS  (R9)(DI*1), Z15, Z7
+	VMULPS  (R10), Z15, Z8
+	VMULPS  (R10)(DX*1), Z15, Z9
+	VMULPS  (R10)(DX*2), Z15, Z10
+	VMULPS  (R10)(DI*1), Z15, Z11
+	VMULPS  (R11), Z15, Z12
+	VMULPS  (R11)(DX*1), Z15, Z13
+	VMULPS  (R11)(DX*2), Z15, Z14
+	VMULPS  (R11)(DI*1), Z15, Z15
+	ADDQ    $0x40, CX
+	ADDQ    $+64, R8
+	ADDQ    $+64, R9
+	ADDQ    $+64, R10
+	ADDQ    $+64, R11
+	MOVQ    SI, R14
+	DECQ    R14
+	JZ      sums
+
+steps:
+	VMOVUPS (CX), Z16
+	VMULPS  (R8), Z16, Z17
+	VADDPS  Z17, Z0, Z0
+	VMULPS  (R8)(DX*1), Z16, Z17
+	VADDPS  Z17, Z1, Z1
+	VMULPS  (R8)(DX*2), Z16, Z17
+	VADDPS  Z17, Z2, Z2
+	VMULPS  (R8)(DI*1), Z16, Z17
+	VADDPS  Z17, Z3, Z3
+	VMULPS  (R9), Z16, Z17
+	VADDPS  Z17, Z4, Z4
+	VMULPS  (R9)(DX*1), Z16, Z17
+	VADDPS  Z17, Z5, Z5
+	VMULPS  (R9)(DX*2), Z16, Z17
+	VADDPS  Z17, Z6, Z6
+	VMULPS  (R9)(DI*1), Z16, Z17
+	VADDPS  Z17, Z7, Z7
+	VMULPS  (R10), Z16, Z17
+	VADDPS  Z17, Z8, Z8
+	VMULPS  (R10)(DX*1), Z16, Z17
+	VADDPS  Z17, Z9, Z9
+	VMULPS  (R10)(DX*2), Z16, Z17
+	VADDPS  Z17, Z10, Z10
+	VMULPS  (R10)(DI*1), Z16, Z17
+	VADDPS  Z17, Z11, Z11
+	VMULPS  (R11), Z16, Z17
+	VADDPS  Z17, Z12, Z12
+	VMULPS  (R11)(DX*1), Z16, Z17
+	VADDPS  Z17, Z13, Z13
+	VMULPS  (R11)(DX*2), Z16, Z17
+	VADDPS  Z17, Z14, Z14
+	VMULPS  (R11)(DI*1), Z16, Z16
+	VADDPS  Z16, Z15, Z15
+	ADDQ    $0x40, CX
+	ADDQ    $+64, R8
+	ADDQ    $+64, R9
+	ADDQ    $+64, R10
+	ADDQ    $+64, R11
+	DECQ    R14
+	JNZ     steps
+
+sums:
+	VSHUFF32X4 $0x44, Z4, Z0, Z16
+	VSHUFF32X4 $0xee, Z4, Z0, Z0
+	VADDPS     Z0, Z16, Z16
+	VSHUFF32X4 $0x44, Z12, Z8, Z0
+	VSHUFF32X4 $0xee, Z12, Z8, Z4
+	VADDPS     Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z0, Z16, Z4
+	VSHUFF32X4 $0xdd, Z0, Z16, Z0
+	VADDPS     Z0, Z4, Z4
+	VSHUFF32X4 $0x44, Z5, Z1, Z0
+	VSHUFF32X4 $0xee, Z5, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z13, Z9, Z1
+	VSHUFF32X4 $0xee, Z13, Z9, Z5
+	VADDPS     Z5, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z5
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z5, Z5
+	VSHUFF32X4 $0x44, Z6, Z2, Z0
+	VSHUFF32X4 $0xee, Z6, Z2, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z14, Z10, Z1
+	VSHUFF32X4 $0xee, Z14, Z10, Z2
+	VADDPS     Z2, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z2
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z2, Z2
+	VSHUFF32X4 $0x44, Z7, Z3, Z0
+	VSHUFF32X4 $0xee, Z7, Z3, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z15, Z11, Z1
+	VSHUFF32X4 $0xee, Z15, Z11, Z3
+	VADDPS     Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z3
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z3, Z3
+	VUNPCKLPD  Z5, Z4, Z0
+	VUNPCKHPD  Z5, Z4, Z1
+	VADDPS     Z1, Z0, Z0
+	VUNPCKLPD  Z3, Z2, Z1
+	VUNPCKHPD  Z3, Z2, Z2
+	VADDPS     Z2, Z1, Z1
+	VSHUFPS    $0x88, Z1, Z0, Z2
+	VSHUFPS    $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z2, Z2
+	VPXORD     Z18, Z18, Z18
+	VADDPS     Z18, Z2, Z2
+	VMOVUPS    Z2, (AX)
+	ADDQ       $0x40, AX
+	SUBQ       R12, CX
+	ADDQ       R13, R8
+	ADDQ       R13, R9
+	ADDQ       R13, R10
+	ADDQ       R13, R11
+	DECQ       BX
+	JNZ        rows
+	VZEROUPPER
+	RET
+
+// func dot16(x *float32, y *float32, steps int) float32
+// Requires: AVX, AVX512F, AVX512VL
+TEXT ·dot16(SB), NOSPLIT, $0-28
+	MOVQ   x+0(FP), AX
+	MOVQ   y+8(FP), CX
+	MOVQ   steps+16(FP), DX
+	VPXORD Z0, Z0, Z0
+
+steps:
+	VMOVUPS       (AX), Z1
+	VMULPS        (CX), Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, CX
+	DECQ          DX
+	JNZ           steps
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VPERMILPS     $0x0e, X0, X1
+	VADDPS        X1, X0, X0
+	VPERMILPS     $0x01, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSS        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func softmax64(p *float32, n int, scale float32) (top float32, sum float32)
+// Requires: AVX, AVX512F, AVX512VL, BMI2
+TEXT ·softmax64(SB), NOSPLIT, $0-32
+	MOVQ          p+0(FP), AX
+	MOVQ          n+8(FP), CX
+	VBROADCASTSS  scale+16(FP), Z0
+	MOVL          $0x3fb8aa3b, DX
+	VPBROADCASTD  DX, Z1
+	MOVL          $0x4b400000, DX
+	VPBROADCASTD  DX, Z2
+	MOVL          $0x3f318000, DX
+	VPBROADCASTD  DX, Z3
+	MOVL          $0xb95e8083, DX
+	VPBROADCASTD  DX, Z4
+	MOVL          $0x3f800000, DX
+	VPBROADCASTD  DX, Z5
+	MOVL          $0xc2aea8f6, DX
+	VPBROADCASTD  DX, Z6
+	MOVL          $0x42b170a4, DX
+	VPBROADCASTD  DX, Z7
+	MOVL          $0x7f800000, DX
+	VPBROADCASTD  DX, Z8
+	MOVL          $0x39506967, DX
+	VPBROADCASTD  DX, Z9
+	MOVL          $0x3ab743ce, DX
+	VPBROADCASTD  DX, Z10
+	MOVL          $0x3c088908, DX
+	VPBROADCASTD  DX, Z11
+	MOVL          $0x3d2aa9c1, DX
+	VPBROADCASTD  DX, Z12
+	MOVL          $0x3e2aaaaa, DX
+	VPBROADCASTD  DX, Z13
+	MOVL          $0x3f000000, DX
+	VPBROADCASTD  DX, Z14
+	MOVQ          $-1, DX
+	MOVQ          $+64, BX
+	SUBQ          CX, BX
+	SHRXQ         BX, DX, DX
+	MOVL          $0xff800000, CX
+	VPBROADCASTD  CX, Z15
+	KMOVW         DX, K1
+	SHRQ          $0x10, DX
+	VMOVAPS       Z15, Z17
+	VMOVUPS       (AX), Z16
+	VMULPS        Z0, Z16, K1, Z17
+	VMOVAPS       Z17, Z16
+	KMOVW         DX, K1
+	SHRQ          $0x10, DX
+	VMOVAPS       Z15, Z18
+	VMOVUPS       64(AX), Z19
+	VMULPS        Z0, Z19, K1, Z18
+	VMAXPS        Z18, Z16, Z16
+	KMOVW         DX, K1
+	SHRQ          $0x10, DX
+	VMOVAPS       Z15, Z19
+	VMOVUPS       128(AX), Z20
+	VMULPS        Z0, Z20, K1, Z19
+	VMAXPS        Z19, Z16, Z16
+	KMOVW         DX, K1
+	VMOVAPS       Z15, Z15
+	VMOVUPS       192(AX), Z20
+	VMULPS        Z0, Z20, K1, Z15
+	VMAXPS        Z15, Z16, Z16
+	VSHUFF32X4    $0x4e, Z16, Z16, Z0
+	VMAXPS        Z0, Z16, Z16
+	VSHUFF32X4    $0xb1, Z16, Z16, Z0
+	VMAXPS        Z0, Z16, Z16
+	VPERMILPS     $0x4e, Z16, Z0
+	VMAXPS        Z0, Z16, Z16
+	VPERMILPS     $0xb1, Z16, Z0
+	VMAXPS        Z0, Z16, Z16
+	VMOVSS        X16, top+24(FP)
+	VPXORD        Z21, Z21, Z21
+	VSUBPS        Z16, Z17, Z17
+	VMULPS        Z1, Z17, Z0
+	VADDPS        Z2, Z0, Z0
+	VSUBPS        Z2, Z0, Z20
+	VMULPS        Z3, Z20, Z23
+	VSUBPS        Z23, Z17, Z22
+	VMULPS        Z4, Z20, Z23
+	VSUBPS        Z23, Z22, Z22
+	VMULPS        Z9, Z22, Z20
+	VADDPS        Z10, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VADDPS        Z11, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VADDPS        Z12, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VADDPS        Z13, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VADDPS        Z14, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VMULPS        Z22, Z20, Z20
+	VADDPS        Z22, Z20, Z20
+	VADDPS        Z5, Z20, Z20
+	VPSUBD        Z2, Z0, Z0
+	VPSLLD        $0x17, Z0, Z0
+	VPADDD        Z0, Z20, Z20
+	VCMPPS        $0x1e, Z7, Z17, K1
+	VMOVAPS       Z8, K1, Z20
+	VCMPPS        $0x03, Z17, Z17, K1
+	VMOVAPS       Z17, K1, Z20
+	VCMPPS        $0x15, Z6, Z17, K1
+	VMOVAPS.Z     Z20, K1, Z20
+	VMOVUPS       Z20, (AX)
+	VADDPS        Z20, Z21, Z21
+	VSUBPS        Z16, Z18, Z18
+	VMULPS        Z1, Z18, Z0
+	VADDPS        Z2, Z0, Z0
+	VSUBPS        Z2, Z0, Z17
+	VMULPS        Z3, Z17, Z22
+	VSUBPS        Z22, Z18, Z20
+	VMULPS        Z4, Z17, Z22
+	VSUBPS        Z22, Z20, Z20
+	VMULPS        Z9, Z20, Z17
+	VADDPS        Z10, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VADDPS        Z11, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VADDPS        Z12, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VADDPS        Z13, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VADDPS        Z14, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VMULPS        Z20, Z17, Z17
+	VADDPS        Z20, Z17, Z17
+	VADDPS        Z5, Z17, Z17
+	VPSUBD        Z2, Z0, Z0
+	VPSLLD        $0x17, Z0, Z0
+	VPADDD        Z0, Z17, Z17
+	VCMPPS        $0x1e, Z7, Z18, K1
+	VMOVAPS       Z8, K1, Z17
+	VCMPPS        $0x03, Z18, Z18, K1
+	VMOVAPS       Z18, K1, Z17
+	VCMPPS        $0x15, Z6, Z18, K1
+	VMOVAPS.Z     Z17, K1, Z17
+	VMOVUPS       Z17, 64(AX)
+	VADDPS        Z17, Z21, Z21
+	VSUBPS        Z16, Z19, Z19
+	VMULPS        Z1, Z19, Z0
+	VADDPS        Z2, Z0, Z0
+	VSUBPS        Z2, Z0, Z17
+	VMULPS        Z3, Z17, Z20
+	VSUBPS        Z20, Z19, Z18
+	VMULPS        Z4, Z17, Z20
+	VSUBPS        Z20, Z18, Z18
+	VMULPS        Z9, Z18, Z17
+	VADDPS        Z10, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VADDPS        Z11, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VADDPS        Z12, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VADDPS        Z13, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VADDPS        Z14, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VMULPS        Z18, Z17, Z17
+	VADDPS        Z18, Z17, Z17
+	VADDPS        Z5, Z17, Z17
+	VPSUBD        Z2, Z0, Z0
+	VPSLLD        $0x17, Z0, Z0
+	VPADDD        Z0, Z17, Z17
+	VCMPPS        $0x1e, Z7, Z19, K1
+	VMOVAPS       Z8, K1, Z17
+	VCMPPS        $0x03, Z19, Z19, K1
+	VMOVAPS       Z19, K1, Z17
+	VCMPPS        $0x15, Z6, Z19, K1
+	VMOVAPS.Z     Z17, K1, Z17
+	VMOVUPS       Z17, 128(AX)
+	VADDPS        Z17, Z21, Z21
+	VSUBPS        Z16, Z15, Z15
+	VMULPS        Z1, Z15, Z0
+	VADDPS        Z2, Z0, Z0
+	VSUBPS        Z2, Z0, Z1
+	VMULPS        Z3, Z1, Z16
+	VSUBPS        Z16, Z15, Z3
+	VMULPS        Z4, Z1, Z16
+	VSUBPS        Z16, Z3, Z3
+	VMULPS        Z9, Z3, Z1
+	VADDPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VADDPS        Z11, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VADDPS        Z12, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VADDPS        Z13, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VADDPS        Z14, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VMULPS        Z3, Z1, Z1
+	VADDPS        Z3, Z1, Z1
+	VADDPS        Z5, Z1, Z1
+	VPSUBD        Z2, Z0, Z0
+	VPSLLD        $0x17, Z0, Z0
+	VPADDD        Z0, Z1, Z1
+	VCMPPS        $0x1e, Z7, Z15, K1
+	VMOVAPS       Z8, K1, Z1
+	VCMPPS        $0x03, Z15, Z15, K1
+	VMOVAPS       Z15, K1, Z1
+	VCMPPS        $0x15, Z6, Z15, K1
+	VMOVAPS.Z     Z1, K1, Z1
+	VMOVUPS       Z1, 192(AX)
+	VADDPS        Z1, Z21, Z21
+	VEXTRACTF64X4 $0x01, Z21, Y0
+	VADDPS        Y0, Y21, Y21
+	VEXTRACTF32X4 $0x01, Y21, X0
+	VADDPS        X0, X21, X21
+	VPERMILPS     $0x0e, X21, X0
+	VADDPS        X0, X21, X21
+	VPERMILPS     $0x01, X21, X0
+	VADDPS        X0, X21, X21
+	VMOVSS        X21, sum+28(FP)
+	VZEROUPPER
+	RET
+
+// func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x64(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), DX
+	MOVQ   pStride+24(FP), BX
+	MOVQ   v+32(FP), SI
+	MOVQ   vStride+40(FP), DI
+	MOVQ   n+48(FP), R8
+	LEAQ   (BX)(BX*2), R9
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+
+rows:
+	VMOVUPS      (SI), Z16
+	VMOVUPS      64(SI), Z17
+	VMOVUPS      128(SI), Z18
+	VMOVUPS      192(SI), Z19
+	VBROADCASTSS (DX), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z0, Z0
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z1, Z1
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z2, Z2
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z3, Z3
+	VBROADCASTSS (DX)(BX*1), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z4, Z4
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z5, Z5
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z6, Z6
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z7, Z7
+	VBROADCASTSS (DX)(BX*2), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z8, Z8
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z9, Z9
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z10, Z10
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z11, Z11
+	VBROADCASTSS (DX)(R9*1), Z20
+	VMULPS       Z20, Z16, Z16
+	VADDPS       Z16, Z12, Z12
+	VMULPS       Z20, Z17, Z16
+	VADDPS       Z16, Z13, Z13
+	VMULPS       Z20, Z18, Z16
+	VADDPS       Z16, Z14, Z14
+	VMULPS       Z20, Z19, Z16
+	VADDPS       Z16, Z15, Z15
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x16(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), DX
+	MOVQ   pStride+24(FP), BX
+	MOVQ   v+32(FP), SI
+	MOVQ   vStride+40(FP), DI
+	MOVQ   n+48(FP), R8
+	LEAQ   (BX)(BX*2), R9
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+rows:
+	VMOVUPS      (SI), Z4
+	VBROADCASTSS (DX), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z0, Z0
+	VBROADCASTSS (DX)(BX*1), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z1, Z1
+	VBROADCASTSS (DX)(BX*2), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z2, Z2
+	VBROADCASTSS (DX)(R9*1), Z5
+	VMULPS       Z5, Z4, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x64(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), CX
+	MOVQ   pStride+24(FP), DX
+	MOVQ   v+32(FP), BX
+	MOVQ   vStride+40(FP), SI
+	MOVQ   n+48(FP), DI
+	LEAQ   (DX)(DX*2), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+rows:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	VMOVUPS      128(BX), Z6
+	VMOVUPS      192(BX), Z7
+	VBROADCASTSS (CX), Z8
+	VMULPS       Z8, Z4, Z4
+	VADDPS       Z4, Z0, Z0
+	VMULPS       Z8, Z5, Z4
+	VADDPS       Z4, Z1, Z1
+	VMULPS       Z8, Z6, Z4
+	VADDPS       Z4, Z2, Z2
+	VMULPS       Z8, Z7, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x16(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), CX
+	MOVQ   pStride+24(FP), DX
+	MOVQ   v+32(FP), BX
+	MOVQ   vStride+40(FP), SI
+	MOVQ   n+48(FP), DI
+	LEAQ   (DX)(DX*2), DX
+	VPXORD Z0, Z0, Z0
+
+rows:
+	VMOVUPS      (BX), Z1
+	VBROADCASTSS (CX), Z2
+	VMULPS       Z2, Z1, Z1
+	VADDPS       Z1, Z0, Z0
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VZEROUPPER
+	RET
+
+// func merge16(out *float32, part *float32, sixteens int, f float32, h float32)
+// Requires: AVX, AVX512F
+TEXT ·merge16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         part+8(FP), CX
+	MOVQ         sixteens+16(FP), DX
+	VBROADCASTSS f+24(FP), Z0
+	VBROADCASTSS h+28(FP), Z1
+
+sixteens:
+	VMULPS  (AX), Z0, Z2
+	VMULPS  (CX), Z1, Z3
+	VADDPS  Z3, Z2, Z2
+	VMOVUPS Z2, (AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	DECQ    DX
+	JNZ     sixteens
+	VZEROUPPER
+	RET
+
+// func exp16(dst *float32, src *float32, sixteens int, top float32, divisor float32)
+// Requires: AVX, AVX512F
+TEXT ·exp16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         sixteens+16(FP), DX
+	VBROADCASTSS top+24(FP), Z0
+	VBROADCASTSS divisor+28(FP), Z1
+	MOVL         $0x3fb8aa3b, BX
+	VPBROADCASTD BX, Z2
+	MOVL         $0x4b400000, BX
+	VPBROADCASTD BX, Z3
+	MOVL         $0x3f318000, BX
+	VPBROADCASTD BX, Z4
+	MOVL         $0xb95e8083, BX
+	VPBROADCASTD BX, Z5
+	MOVL         $0x3f800000, BX
+	VPBROADCASTD BX, Z6
+	MOVL         $0xc2aea8f6, BX
+	VPBROADCASTD BX, Z7
+	MOVL         $0x42b170a4, BX
+	VPBROADCASTD BX, Z8
+	MOVL         $0x7f800000, BX
+	VPBROADCASTD BX, Z9
+	MOVL         $0x39506967, BX
+	VPBROADCASTD BX, Z10
+	MOVL         $0x3ab743ce, BX
+	VPBROADCASTD BX, Z11
+	MOVL         $0x3c088908, BX
+	VPBROADCASTD BX, Z12
+	MOVL         $0x3d2aa9c1, BX
+	VPBROADCASTD BX, Z13
+	MOVL         $0x3e2aaaaa, BX
+	VPBROADCASTD BX, Z14
+	MOVL         $0x3f000000, BX
+	VPBROADCASTD BX, Z15
+
+sixteens:
+	VMOVUPS   (CX), Z16
+	VSUBPS    Z0, Z16, Z16
+	VDIVPS    Z1, Z16, Z16
+	VMULPS    Z2, Z16, Z17
+	VADDPS    Z3, Z17, Z17
+	VSUBPS    Z3, Z17, Z18
+	VMULPS    Z4, Z18, Z20
+	VSUBPS    Z20, Z16, Z19
+	VMULPS    Z5, Z18, Z20
+	VSUBPS    Z20, Z19, Z19
+	VMULPS    Z10, Z19, Z18
+	VADDPS    Z11, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z12, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z13, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z14, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z15, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z19, Z18, Z18
+	VADDPS    Z6, Z18, Z18
+	VPSUBD    Z3, Z17, Z17
+	VPSLLD    $0x17, Z17, Z17
+	VPADDD    Z17, Z18, Z18
+	VCMPPS    $0x1e, Z8, Z16, K1
+	VMOVAPS   Z9, K1, Z18
+	VCMPPS    $0x03, Z16, Z16, K1
+	VMOVAPS   Z16, K1, Z18
+	VCMPPS    $0x15, Z7, Z16, K1
+	VMOVAPS.Z Z18, K1, Z18
+	VMOVUPS   Z18, (AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	DECQ      DX
+	JNZ       sixteens
+	VZEROUPPER
+	RET
+
+// func swiglu16(dst *float32, gate *float32, up *float32, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·swiglu16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         gate+8(FP), CX
+	MOVQ         up+16(FP), DX
+	MOVQ         sixteens+24(FP), BX
+	MOVL         $0x3fb8aa3b, SI
+	VPBROADCASTD SI, Z0
+	MOVL         $0x4b400000, SI
+	VPBROADCASTD SI, Z1
+	MOVL         $0x3f318000, SI
+	VPBROADCASTD SI, Z2
+	MOVL         $0xb95e8083, SI
+	VPBROADCASTD SI, Z3
+	MOVL         $0x3f800000, SI
+	VPBROADCASTD SI, Z4
+	MOVL         $0xc2aea8f6, SI
+	VPBROADCASTD SI, Z5
+	MOVL         $0x42b170a4, SI
+	VPBROADCASTD SI, Z6
+	MOVL         $0x7f800000, SI
+	VPBROADCASTD SI, Z7
+	MOVL         $0x39506967, SI
+	VPBROADCASTD SI, Z8
+	MOVL         $0x3ab743ce, SI
+	VPBROADCASTD SI, Z9
+	MOVL         $0x3c088908, SI
+	VPBROADCASTD SI, Z10
+	MOVL         $0x3d2aa9c1, SI
+	VPBROADCASTD SI, Z11
+	MOVL         $0x3e2aaaaa, SI
+	VPBROADCASTD SI, Z12
+	MOVL         $0x3f000000, SI
+	VPBROADCASTD SI, Z13
+	MOVL         $0x80000000, SI
+	VPBROADCASTD SI, Z14
+
+sixteens:
+	VMOVUPS   (CX), Z15
+	VPXORD    Z14, Z15, Z16
+	VMULPS    Z0, Z16, Z17
+	VADDPS    Z1, Z17, Z17
+	VSUBPS    Z1, Z17, Z18
+	VMULPS    Z2, Z18, Z20
+	VSUBPS    Z20, Z16, Z19
+	VMULPS    Z3, Z18, Z20
+	VSUBPS    Z20, Z19, Z19
+	VMULPS    Z8, Z19, Z18
+	VADDPS    Z9, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z10, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z11, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z12, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z13, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z19, Z18, Z18
+	VADDPS    Z4, Z18, Z18
+	VPSUBD    Z1, Z17, Z17
+	VPSLLD    $0x17, Z17, Z17
+	VPADDD    Z17, Z18, Z18
+	VCMPPS    $0x1e, Z6, Z16, K1
+	VMOVAPS   Z7, K1, Z18
+	VCMPPS    $0x03, Z16, Z16, K1
+	VMOVAPS   Z16, K1, Z18
+	VCMPPS    $0x15, Z5, Z16, K1
+	VMOVAPS.Z Z18, K1, Z18
+	VADDPS    Z4, Z18, Z18
+	VDIVPS    Z18, Z15, Z15
+	VMULPS    (DX), Z15, Z15
+	VMOVUPS   Z15, (AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	ADDQ      $0x40, DX
+	DECQ      BX
+	JNZ       sixteens
+	VZEROUPPER
+	RET
+
+// func scale16(dst *float32, x *float32, w *float32, sixteens int, f float32)
+// Requires: AVX, AVX512F
+TEXT ·scale16(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sixteens+24(FP), BX
+	VBROADCASTSS f+32(FP), Z0
+
+sixteens:
+	VMULPS  (CX), Z0, Z1
+	VMULPS  (DX), Z1, Z1
+	VMOVUPS Z1, (AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	ADDQ    $0x40, DX
+	DECQ    BX
+	JNZ     sixteens
+	VZEROUPPER
+	RET
+
+// func add16(dst *float32, x *float32, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·add16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+
+sixteens:
+	VMOVUPS (AX), Z0
+	VADDPS  (CX), Z0, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	DECQ    DX
+	JNZ     sixteens
+	VZEROUPPER
+	RET
+
+// func widenF16x16(dst *float32, src *byte, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·widenF16x16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+
+sixteens:
+	VCVTPH2PS (CX), Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteens
+	VZEROUPPER
+	RET
+
+// func roundF16x16(dst *byte, src *float32, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·roundF16x16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+
+sixteens:
+	VMOVUPS   (CX), Z0
+	VCVTPS2PH $0x00, Z0, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x40, CX
+	DECQ      DX
+	JNZ       sixteens
+	VZEROUPPER
+	RET
+
+// func rope16(v *float32, cos *float32, sin *float32, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·rope16(SB), NOSPLIT, $0-32
+	MOVQ      v+0(FP), AX
+	MOVQ      cos+8(FP), CX
+	MOVQ      sin+16(FP), DX
+	MOVQ      sixteens+24(FP), BX
+	VMOVDQU32 twice<>+0(SB), Z0
+	MOVL      $0x00005555, SI
+	KMOVW     SI, K1
+
+sixteens:
+	VMOVUPS   (AX), Z1
+	VMOVUPS   (CX), Y3
+	VMOVUPS   (DX), Y4
+	VPERMPS   Z3, Z0, Z3
+	VPERMPS   Z4, Z0, Z4
+	VPERMILPS $0xb1, Z1, Z2
+	VMULPS    Z3, Z1, Z1
+	VMULPS    Z4, Z2, Z2
+	VADDPS    Z2, Z1, Z3
+	VSUBPS    Z2, Z1, K1, Z3
+	VMOVUPS   Z3, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	ADDQ      $0x40, AX
+	DECQ      BX
+	JNZ       sixteens
+	VZEROUPPER
+	RET
+
+DATA twice<>+0(SB)/4, $0x00000000
+DATA twice<>+4(SB)/4, $0x00000000
+DATA twice<>+8(SB)/4, $0x00000001
+DATA twice<>+12(SB)/4, $0x00000001
+DATA twice<>+16(SB)/4, $0x00000002
+DATA twice<>+20(SB)/4, $0x00000002
+DATA twice<>+24(SB)/4, $0x00000003
+DATA twice<>+28(SB)/4, $0x00000003
+DATA twice<>+32(SB)/4, $0x00000004
+DATA twice<>+36(SB)/4, $0x00000004
+DATA twice<>+40(SB)/4, $0x00000005
+DATA twice<>+44(SB)/4, $0x00000005
+DATA twice<>+48(SB)/4, $0x00000006
+DATA twice<>+52(SB)/4, $0x00000006
+DATA twice<>+56(SB)/4, $0x00000007
+DATA twice<>+60(SB)/4, $0x00000007
+GLOBL twice<>(SB), RODATA|NOPTR, $64
+
+// func ropeHalves16(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·ropeHalves16(SB), NOSPLIT, $0-40
+	MOVQ x+0(FP), AX
+	MOVQ y+8(FP), CX
+	MOVQ cos+16(FP), DX
+	MOVQ sin+24(FP), BX
+	MOVQ sixteens+32(FP), SI
+
+sixteens:
+	VMOVUPS (AX), Z0
+	VMOVUPS (CX), Z1
+	VMOVUPS (DX), Z2
+	VMOVUPS (BX), Z3
+	VMULPS  Z3, Z1, Z4
+	VMULPS  Z3, Z0, Z3
+	VMULPS  Z2, Z0, Z0
+	VMULPS  Z2, Z1, Z1
+	VSUBPS  Z4, Z0, Z0
+	VADDPS  Z1, Z3, Z3
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z3, (CX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	ADDQ    $0x40, DX
+	ADDQ    $0x40, BX
+	DECQ    SI
+	JNZ     sixteens
+	VZEROUPPER
+	RET

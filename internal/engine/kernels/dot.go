@@ -24,6 +24,10 @@ func cast[To, From any](s []From) []To {
 //
 //go:norace
 func Dot(a, b []float32) float32 {
+	if f := now.float; f != nil && len(a) >= lanes {
+		b = b[:len(a)]
+		return f.dot(&a[0], &b[0], len(a)/lanes)
+	}
 	if len(a) == 64 {
 		return dot64((*[64]float32)(a), (*[64]float32)(b))
 	}

@@ -45,6 +45,11 @@ func F32ToF16(f float32) uint16 {
 
 // WidenF16 widens len(dst) halves, four at a time as long as all are finite.
 func WidenF16(dst []float32, src []byte) {
+	if f := now.float; f != nil && len(dst) >= lanes {
+		n := len(dst) / lanes * lanes
+		f.widenF16(&dst[0], &src[:2*len(dst)][0], n/lanes)
+		dst, src = dst[n:], src[2*n:]
+	}
 	const exponents, signs = 0x7c00_7c00_7c00_7c00, 0x8000_8000_8000_8000
 	for len(dst) >= 4 && len(src) >= 8 {
 		d, v := (*[4]float32)(dst), binary.LittleEndian.Uint64(src)
@@ -69,6 +74,11 @@ func widenBF16(dst []float32, src []byte) {
 
 func putF16(dst []byte, src []float32) {
 	dst = dst[:2*len(src)]
+	if f := now.float; f != nil && len(src) >= lanes {
+		n := len(src) / lanes * lanes
+		f.roundF16(&dst[:2*n][0], &src[0], n/lanes)
+		dst, src = dst[2*n:], src[n:]
+	}
 	for i, v := range src {
 		binary.LittleEndian.PutUint16(dst[2*i:], F32ToF16(v))
 	}

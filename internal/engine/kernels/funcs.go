@@ -32,6 +32,19 @@ func Exp(x float32) float32 {
 	return math.Float32frombits(math.Float32bits(y) + (math.Float32bits(t)-math.Float32bits(round))<<23)
 }
 
+// Exps is dst = exp((src - top) ÷ divisor).
+func Exps(dst, src []float32, top, divisor float32) {
+	dst = dst[:len(src)]
+	if f := now.float; f != nil && len(src) >= lanes {
+		f.exp(&dst[0], &src[0], len(src)/lanes, top, divisor)
+		n := len(src) / lanes * lanes
+		dst, src = dst[n:], src[n:]
+	}
+	for i, v := range src {
+		dst[i] = Exp((v - top) / divisor)
+	}
+}
+
 // The float64 functions below serve tables and log-probabilities. They are
 // within 1e-15 of the truth (relative; SinCos: absolute), which is far more
 // than their users keep.

@@ -330,7 +330,9 @@ func TestNewMatrix(t *testing.T) {
 	}
 }
 
-func TestDot(t *testing.T) {
+func TestDot(t *testing.T) { eachPath(t, testDot) }
+
+func testDot(t *testing.T) {
 	rnd := seeded(t, 4)
 	for n := 16; n <= 640; n += 16 {
 		a, b := make([]float32, n), make([]float32, n)
@@ -361,21 +363,24 @@ func TestDot(t *testing.T) {
 
 // TestAttend compares with softmax attention in float64, for any number of
 // positions in the last block.
-func TestAttend(t *testing.T) {
+func TestAttend(t *testing.T) { eachPath(t, testAttend) }
+
+func testAttend(t *testing.T) {
 	rnd := seeded(t, 5)
 	for _, dim := range []int{16, 32, 64, 128} {
 		for _, n := range []int{1, 2, 63, 64, 65, 129, 200} {
-			q, k, v := make([]float32, dim), make([]float32, n*dim), make([]float32, n*dim)
+			whole := (n + Span - 1) / Span * Span
+			q, k, v := make([]float32, dim), make([]float32, whole*dim), make([]float32, whole*dim)
 			fill(rnd, q)
 			fill(rnd, k)
 			fill(rnd, v)
 			scale := float32(1 / math.Sqrt(float64(dim)))
-			out, scratch := make([]float32, dim), make([]float32, Span+dim)
-			var s State
+			out, scratch := make([]float32, dim), make([]float32, AttendScratch(dim))
+			s := make([]State, 1)
 			for p := 0; p < n; p += Span {
-				Attend(&s, out, q, k[p*dim:], v[p*dim:], min(Span, n-p), scale, p == 0, scratch)
+				Attend(s, out, q, k[p*dim:], v[p*dim:], min(Span, n-p), scale, p == 0, scratch)
 			}
-			s.Finish(out)
+			s[0].Finish(out)
 			want, total := make([]float64, dim), 0.0
 			for i := range n {
 				score := 0.0
@@ -397,7 +402,9 @@ func TestAttend(t *testing.T) {
 	}
 }
 
-func TestVectors(t *testing.T) {
+func TestVectors(t *testing.T) { eachPath(t, testVectors) }
+
+func testVectors(t *testing.T) {
 	rnd := seeded(t, 6)
 	const n = 64
 	x, w, y := make([]float32, n), make([]float32, n), make([]float32, n)

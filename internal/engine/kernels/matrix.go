@@ -119,7 +119,7 @@ type Scratch struct {
 	n    [][4]uint64  // Q4_K and Q5_K: bytes that m is multiplied with, see sixes
 	acc  [4][4]float32
 	x    vector
-	f    []float32 // a row of float weights
+	f    []float32 // 16 rows of float weights
 
 	packed []packed // 16 rows, per block
 	tail   []byte   // the last rows of a matrix, when they are fewer than 16
@@ -131,7 +131,7 @@ func NewScratch(cols int) *Scratch {
 	n := (cols + Block - 1) / Block
 	return &Scratch{
 		w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), n: make([][4]uint64, cols/Super),
-		f:      make([]float32, cols),
+		f:      make([]float32, packRows*cols),
 		packed: make([]packed, n), tail: make([]byte, packRows*2*cols), out: make([]float32, packRows*widths[0]),
 	}
 }
@@ -156,11 +156,35 @@ func (m *Matrix) Mul(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *S
 
 // mulFloat: a row of weights is widened once and meets all inputs.
 func (m *Matrix) mulFloat(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	if now.float != nil {
+		m.mulFloat16(y, stride, x, t0, t1, r0, r1, s)
+		return
+	}
 	w := s.f[:m.Cols]
 	for r := r0; r < r1; r++ {
 		m.Row(w, r)
 		for t := t0; t < t1; t++ {
 			y[t*stride+r] = Dot(w, x.Row(t))
+		}
+	}
+}
+
+// mulFloat16 is mulFloat for 16 rows at a time. Of the last ones, outputs that
+// have no row stay in s.out.
+func (m *Matrix) mulFloat16(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	w := s.f[:packRows*m.Cols]
+	for ; r0 < r1; r0 += packRows {
+		rows := min(packRows, r1-r0)
+		for r := range rows {
+			m.Row(w[r*m.Cols:(r+1)*m.Cols], r0+r)
+		}
+		if rows == packRows {
+			now.float.dots(y[t0*stride+r0:], stride, x.f[t0*x.Cols:t1*x.Cols], w, m.Cols)
+			continue
+		}
+		for t := t0; t < t1; t++ {
+			now.float.dots(s.out, packRows, x.Row(t), w, m.Cols)
+			copy(y[t*stride+r0:][:rows], s.out)
 		}
 	}
 }

@@ -7,8 +7,9 @@ import "fmt"
 // path is one way to compute: which routines do the work. All paths give the
 // same bits. A routine that a path has no own version of is the portable one.
 type path struct {
-	name string
-	int8 *int8Routines // products of packed weights; nil: none
+	name  string
+	int8  *int8Routines  // products of packed weights; nil: none
+	float *floatRoutines // nil: portable loops
 }
 
 // portable is the path in plain Go; better paths, best first, are those that

@@ -20,4 +20,10 @@ var avx512 = &path{
 		min:      [3]mulRoutine{mulMin12, mulMin4, mulMin1},
 		quantise: quantise4,
 	},
+	float: &floatRoutines{
+		dots4x4: dots4x4, dots16x1: dots16x1, dot: dot16, softmax: softmax64,
+		mix4x64: mix4x64, mix4x16: mix4x16, mix1x64: mix1x64, mix1x16: mix1x16, merge: merge16,
+		exp: exp16, swiglu: swiglu16, scale: scale16, add: add16,
+		widenF16: widenF16x16, roundF16: roundF16x16, rope: rope16, halves: ropeHalves16,
+	},
 }

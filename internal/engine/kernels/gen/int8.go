@@ -28,6 +28,7 @@ func avx512(a *asm) {
 		mul(a, cols, true)
 	}
 	quantise(a)
+	floats(a)
 }
 
 // rows addresses the current block of 16 rows.

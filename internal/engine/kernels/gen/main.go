@@ -17,6 +17,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+const rodata = attr.RODATA | attr.NOPTR
+
 func main() {
 	for name, text := range files() {
 		if err := os.WriteFile(name, text, 0o644); err != nil {
@@ -130,7 +132,7 @@ func (a *asm) broadcast(word uint32) reg.VecVirtual {
 func (a *asm) iota() operand.Mem {
 	if a.numbers.Symbol.Name == "" {
 		a.numbers = a.StaticGlobal("iota")
-		a.DataAttributes(attr.RODATA | attr.NOPTR)
+		a.DataAttributes(rodata)
 		for i := range 16 {
 			a.AppendDatum(operand.U32(i))
 		}
