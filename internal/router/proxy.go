@@ -375,7 +375,12 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 		x.decodeFailed(a, *f)
 		return
 	}
+	// The client has all and may leave. The worker's end is read so that its
+	// connection can be used again.
 	x.step(event{kind: evEnded, attempt: a.n, leg: Decode})
+	late := time.AfterFunc(endGrace, func() { a.cancel[Decode](errLegOver) })
+	io.CopyN(io.Discard, resp.Body, relayBuffer)
+	late.Stop()
 }
 
 // copyEvents writes run and then what follows it: one read that waits, one
@@ -384,7 +389,6 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 // that ends without it was cut. Of an event that was broken off nothing is
 // passed on.
 func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, whole bool, err error) *fault {
-	done := false
 	for {
 		if len(run) > 0 && (whole || err == nil || x.journal.mid) {
 			events, f := x.admit(a, run, whole)
@@ -398,10 +402,9 @@ func (x *exchange) copyEvents(a *attempt, events *api.EventReader, run []byte, w
 			if bad != nil {
 				return bad
 			}
-			done = whole && api.EndsDone(events)
-		}
-		if err == io.EOF && done {
-			return nil
+			if whole && api.EndsDone(events) {
+				return nil
+			}
 		}
 		if err != nil {
 			return x.cut(a, err)

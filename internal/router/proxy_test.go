@@ -571,3 +571,34 @@ func TestMetricsAndLog(t *testing.T) {
 		}
 	})
 }
+
+// A client that leaves as soon as it has [DONE] has had its answer, however
+// long the worker takes to end; a worker that does not is let go.
+func TestClientLeavesAfterDone(t *testing.T) {
+	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
+			stream(0, usual)(s, w, r, b)
+			<-r.Context().Done()
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		req, _ := http.NewRequestWithContext(ctx, "POST", "http://router:80/generate", strings.NewReader(`{"text":"x","stream":true}`))
+		resp, err := f.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if _, err := io.ReadFull(resp.Body, make([]byte, len(usual))); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		time.Sleep(2 * endGrace)
+		synctest.Wait()
+		if got := f.get("/metrics").body; !strings.Contains(got, `metronome_requests_total{code="ok"} 1`) || strings.Contains(got, "client_gone") {
+			t.Error(got)
+		}
+		if times := f.d[0].times(); len(times) != 1 {
+			t.Errorf("decode legs ended: %v", times)
+		}
+	})
+}
