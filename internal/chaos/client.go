@@ -18,19 +18,20 @@ var Client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Di
 
 // Answer is what a client saw of one /generate request.
 type Answer struct {
-	Status   int
-	Header   http.Header
-	Text     string
-	IDs      []int32
-	Logprobs []json.RawMessage // [logprob, id, text] triples, byte for byte
-	Top      []json.RawMessage
-	Finish   string
-	Prompt   int
-	Cached   int
-	Error    *APIError       // the body's or the stream's error
-	Done     bool            // stream: [DONE] was seen
-	At       []time.Duration // stream: arrival of each event since the request was sent
-	Total    time.Duration
+	Status     int
+	Header     http.Header
+	Text       string
+	IDs        []int32
+	Logprobs   []json.RawMessage // [logprob, id, text] triples, byte for byte
+	Top        []json.RawMessage
+	Finish     string
+	Prompt     int
+	Cached     int
+	Completion int
+	Error      *APIError       // the body's or the stream's error
+	Done       bool            // stream: [DONE] was seen
+	At         []time.Duration // stream: arrival of each event since the request was sent
+	Total      time.Duration
 }
 
 // APIError is the OpenAI error body.
@@ -47,11 +48,12 @@ type generateBody struct {
 	Text string  `json:"text"`
 	IDs  []int32 `json:"output_ids"`
 	Meta struct {
-		Prompt   int                    `json:"prompt_tokens"`
-		Cached   int                    `json:"cached_tokens"`
-		Finish   *struct{ Type string } `json:"finish_reason"`
-		Logprobs []json.RawMessage      `json:"output_token_logprobs"`
-		Top      []json.RawMessage      `json:"output_top_logprobs"`
+		Prompt     int                    `json:"prompt_tokens"`
+		Cached     int                    `json:"cached_tokens"`
+		Completion int                    `json:"completion_tokens"`
+		Finish     *struct{ Type string } `json:"finish_reason"`
+		Logprobs   []json.RawMessage      `json:"output_token_logprobs"`
+		Top        []json.RawMessage      `json:"output_top_logprobs"`
 	} `json:"meta_info"`
 	Error *APIError `json:"error"`
 }
@@ -62,7 +64,7 @@ func (a *Answer) take(b *generateBody) {
 		return
 	}
 	a.Text, a.IDs, a.Logprobs, a.Top = b.Text, b.IDs, b.Meta.Logprobs, b.Meta.Top
-	a.Prompt, a.Cached = b.Meta.Prompt, b.Meta.Cached
+	a.Prompt, a.Cached, a.Completion = b.Meta.Prompt, b.Meta.Cached, b.Meta.Completion
 	if b.Meta.Finish != nil {
 		a.Finish = b.Meta.Finish.Type
 	}

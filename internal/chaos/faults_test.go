@@ -3,7 +3,6 @@ package chaos
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,12 +19,7 @@ var faultFlags = struct{ prefill, decode, both []string }{
 		"--prefix-cache=false"},
 }
 
-const (
-	longPrompt   = 2000
-	requestBound = 15 * time.Second       // within which every request must end, whatever happens
-	idleWait     = 5 * time.Second        // after the last request, until everything is given back
-	beatLimit    = 500 * time.Millisecond // a gap of the bystander: five processes and the test share two cores; TestBeat measures alone
-)
+const longPrompt = 2000
 
 // faultFleet is two prefill and two decode workers behind a router, with a
 // bystander: a long stream over the pair that no fault touches.
@@ -36,10 +30,8 @@ type faultFleet struct {
 	router    *Proc
 	bystander *stream
 	want      *Answer // of the long prompt, undisturbed
-	baseline  map[*Proc]usageOfProc
+	idle      idleUse
 }
-
-type usageOfProc struct{ goroutines, descriptors float64 }
 
 func startFaultFleet(t *testing.T) *faultFleet {
 	t.Helper()
@@ -80,15 +72,7 @@ func (f *faultFleet) warmUp(t *testing.T) {
 			t.Fatalf("warm-up through the router: %v %+v", err, a)
 		}
 	}
-	f.baseline = map[*Proc]usageOfProc{}
-	<-time.After(300 * time.Millisecond)
-	for _, p := range f.all() {
-		m, err := Metrics(within(t, 2*time.Second), p.HTTP)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.baseline[p] = usageOfProc{m["go_goroutines"], m["process_open_fds"]}
-	}
+	f.idle = idleUseOf(t, f.all()...)
 }
 
 func (f *faultFleet) all() []*Proc {
@@ -131,39 +115,11 @@ func (f *faultFleet) startBystander(t *testing.T) *stream {
 // answer must be right or name its cause.
 func (f *faultFleet) ask(t *testing.T, each func(int)) *Answer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), requestBound)
-	defer cancel()
-	start := time.Now()
-	a, err := Stream(ctx, f.router.HTTP, longBody(), each)
-	if err != nil && ctx.Err() != nil {
-		t.Errorf("a request had not ended after %v", time.Since(start))
-	} else if err != nil && a == nil {
-		t.Errorf("the router broke the connection: %v", err)
+	a := endsIn(t, requestBound, func(ctx context.Context) (*Answer, error) { return Stream(ctx, f.router.HTTP, longBody(), each) })
+	if f.want != nil {
+		trueOrError(t, a, f.want)
 	}
-	if a == nil {
-		return &Answer{Error: &APIError{Code: "none"}}
-	}
-	f.judge(t, a)
 	return a
-}
-
-// judge: true or error. A 200 with a normal finish has exactly the right
-// tokens; anything else names its cause.
-func (f *faultFleet) judge(t *testing.T, a *Answer) {
-	t.Helper()
-	switch {
-	case f.want == nil:
-	case a.Error == nil && a.Done:
-		if d := differ(a, f.want); d != "" {
-			t.Errorf("wrong answer: %s", d)
-		}
-	case a.Error == nil || a.Error.Code == "" || a.Error.Code == "internal":
-		t.Errorf("status %d, done %v, error %v: neither an answer nor a named cause", a.Status, a.Done, a.Error)
-	default:
-		if n := min(len(a.IDs), len(f.want.IDs)); !slices.Equal(a.IDs[:n], f.want.IDs[:n]) {
-			t.Errorf("wrong tokens before the error: %v", a.IDs)
-		}
-	}
 }
 
 // phases of a request, as a client can bring them about. Each calls strike at
@@ -199,11 +155,15 @@ var phases = []struct {
 
 // several sends n long prompts side by side and waits for all.
 func (f *faultFleet) several(t *testing.T, n int, each func(int)) {
+	t.Helper()
+	y := tallyOf(t, f.router)
+	answers := make([]*Answer, n)
 	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() { f.ask(t, each) })
+	for i := range answers {
+		wg.Go(func() { answers[i] = f.ask(t, each) })
 	}
 	wg.Wait()
+	y.addsUp(t, answers)
 }
 
 // restart starts a worker anew at the addresses of a dead one.
@@ -260,109 +220,29 @@ func runFault(t *testing.T, victim string, ft fault) {
 	for _, ph := range phases {
 		from := time.Now()
 		ph.run(t, f, func() { ft.strike(pool[0]) })
-		f.checkBystander(t, ph.name, from)
+		f.bystander.keepsBeat(t, ph.name, from)
 		pool[0] = ft.heal(t, f, pool[0])
 		f.heals(t, ph.name)
 	}
-	f.checkIdle(t)
-}
-
-// checkBystander: the stream over the untouched pair keeps its beat and tokens.
-func (f *faultFleet) checkBystander(t *testing.T, when string, from time.Time) {
-	t.Helper()
-	<-time.After(time.Until(from.Add(500 * time.Millisecond))) // enough tokens to judge by
-	g := f.bystander.gaps(from, time.Now())
-	if len(g) < 10 {
-		t.Fatalf("%s: the bystander had %d tokens in %v", when, len(g), time.Since(from))
-	}
-	if worst := g[len(g)-1]; worst > beatLimit {
-		t.Errorf("%s: the bystander waited %v for a token", when, worst)
-	}
+	f.ends(t)
 }
 
 // heals: within 5 s of the fault's end, requests over every pair work again,
 // and no other process was restarted.
 func (f *faultFleet) heals(t *testing.T, when string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; {
-		var failed error
-		for range 4 { // round robin: each pair once or more
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			a, err := Generate(ctx, f.router.HTTP, map[string]any{"text": "heal", "sampling_params": map[string]any{"max_new_tokens": 2}})
-			cancel()
-			if err != nil {
-				failed = err
-			} else if a.Status != 200 {
-				failed = fmt.Errorf("status %d: %v", a.Status, a.Error)
-			}
-		}
-		if failed == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Errorf("%s: not healed after 5 s: %v", when, failed)
-			return
-		}
-		<-time.After(50 * time.Millisecond)
-	}
+	heals(t, when, f.router.HTTP, 4) // round robin: each pair once or more
 }
 
-// checkIdle ends the bystander and waits until every process that lived
-// through the fault uses what it used after the warm-up.
-func (f *faultFleet) checkIdle(t *testing.T) {
+// ends ends the bystander, compares its tokens with an undisturbed run, and
+// waits until nothing is held.
+func (f *faultFleet) ends(t *testing.T) {
 	t.Helper()
 	f.bystander.stop()
-	if f.bystander.answer != nil && len(f.bystander.answer.IDs) > 0 {
-		f.checkReference(t)
-	}
-	var why string
-	for end := time.Now().Add(idleWait); time.Now().Before(end); {
-		if why = f.busy(t); why == "" {
-			return
-		}
-		<-time.After(100 * time.Millisecond)
-	}
-	t.Errorf("%v after the last request: %s", idleWait, why)
-}
-
-// checkReference compares the bystander's tokens with an undisturbed run.
-func (f *faultFleet) checkReference(t *testing.T) {
-	t.Helper()
-	n := min(len(f.bystander.answer.IDs), 400)
-	a, err := f.direct(within(t, requestBound), f.prefill[1], f.decode[1], n)
-	if err != nil || !slices.Equal(a.IDs, f.bystander.answer.IDs[:n]) {
-		t.Errorf("the bystander's tokens are not those of an undisturbed run: %v", err)
-	}
-}
-
-// slack is what pooled idle HTTP connections between router and workers may
-// differ by: each is a descriptor and two goroutines.
-const slack = 8
-
-func (f *faultFleet) busy(t *testing.T) string {
-	for _, p := range f.all() {
-		m, err := Metrics(within(t, 2*time.Second), p.HTTP)
-		if err != nil {
-			return err.Error()
-		}
-		for name, v := range m {
-			held := strings.HasPrefix(name, `metronome_kv_pages{`) && (strings.Contains(name, `"owned"`) || strings.Contains(name, `"quarantined"`))
-			if v != 0 && (held || strings.HasPrefix(name, "metronome_num_")) {
-				return fmt.Sprintf("%s pid %d: %s is %v", p.Role, p.PID(), name, v)
-			}
-		}
-		base, ok := f.baseline[p]
-		if !ok {
-			continue // restarted: it has no time before the fault
-		}
-		if g := m["go_goroutines"]; g > base.goroutines+2*slack {
-			return fmt.Sprintf("%s pid %d: %v goroutines, %v after the warm-up", p.Role, p.PID(), g, base.goroutines)
-		}
-		if fd := m["process_open_fds"]; fd > base.descriptors+slack {
-			return fmt.Sprintf("%s pid %d: %v descriptors, %v after the warm-up", p.Role, p.PID(), fd, base.descriptors)
-		}
-	}
-	return ""
+	f.bystander.keepsTokens(t, func(n int) (*Answer, error) {
+		return f.direct(within(t, requestBound), f.prefill[1], f.decode[1], n)
+	})
+	f.idle.regained(t, f.all()...)
 }
 
 // The client leaves in each phase: both legs end within a second, and
@@ -393,9 +273,9 @@ func TestClientLeaves(t *testing.T) {
 			<-time.After(20 * time.Millisecond)
 		}
 		f.heals(t, fmt.Sprintf("left after %v", after))
-		f.checkBystander(t, fmt.Sprintf("left after %v", after), from)
+		f.bystander.keepsBeat(t, fmt.Sprintf("left after %v", after), from)
 	}
-	f.checkIdle(t)
+	f.ends(t)
 }
 
 // requests is the number of open legs on all workers, the bystander's apart.
