@@ -99,8 +99,10 @@ func (x *exchange) quiet(now time.Duration) bool {
 	return h != writing && now-time.Duration(h) >= x.r.cfg.HealthTimeout
 }
 
-// moved notes that a stream goes on.
+// moved notes that a stream goes on. Whoever failed it before may serve it again
+// later: a worker that was restarted is a new one.
 func (x *exchange) moved(a *attempt) {
+	x.avoid = [2][]*worker{}
 	x.r.metrics.Migrations.Inc()
 	x.r.cfg.Log.Info("stream moved", "request", x.id, "attempt", a.n, "decode", a.workers[Decode].name,
 		"after", fmt.Sprintf("%d bytes", x.sent), "cause", x.pair.last.err.Message)

@@ -220,6 +220,24 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	})
 }
 
+// A stream may come back to a worker that has failed it before, once it went on
+// elsewhere: two decodes are restarted in turn, and it outlives both.
+func TestStreamMovesBack(t *testing.T) {
+	inFleet(t, 1, 2, func(c *Config) { c.Migrations = 2 }, func(t *testing.T, f *fleet) {
+		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+			if strings.Contains(string(body), "journal") {
+				tokens(9, nil)(s, w, r, body)
+				return
+			}
+			breaking(9, 2, breaks["cut"])(s, w, r, body)
+		}
+		f.d[1].serve = breaking(9, 6, breaks["an error event"])
+		if got := f.post("/generate", `{"text":"x","stream":true}`); got.body != said(9)+api.Done {
+			t.Fatalf("%+v", got)
+		}
+	})
+}
+
 // A decode whose machine is gone without a word takes its silent streams with
 // it only until its probes fail; one that still sends keeps them.
 func TestSilentStreamMovesWhenProbesFail(t *testing.T) {
