@@ -481,16 +481,19 @@ func TestRollingRestart(t *testing.T) {
 	if stream.status != 200 || len(stream.events) < 100 || !errors.Is(stream.err, context.Canceled) {
 		t.Fatalf("the long stream: status %d, %d events, %v, %.300q", stream.status, len(stream.events), stream.err, stream.events[max(0, len(stream.events)-1):])
 	}
-	if n := migrations(t, router); n < 2 {
-		t.Errorf("%v streams were moved; the long one alone met the restart of two decodes", n)
+	if migrations(t, router) == 0 {
+		t.Error("no stream was moved; the long one met the restart of its decode")
 	}
 	checkLong(t, router.HTTP, long, stream)
 	t.Logf("%d short requests served, %d lost; the long stream had %d tokens", served, lost, len(stream.events))
-	answers := make([]*Answer, served+1)
+	answers := make([]*Answer, served)
 	for i := range answers {
 		answers[i] = &Answer{Prompt: 1, Finish: "length"}
 	}
-	y.addsUp(t, append(answers, &Answer{Error: &APIError{Code: "client_gone"}}))
+	for range 2 { // the long stream and the undisturbed one were left
+		answers = append(answers, &Answer{Error: &APIError{Code: "client_gone"}})
+	}
+	y.addsUp(t, answers)
 	idleUse{}.regained(t, append(members, router)...)
 }
 
