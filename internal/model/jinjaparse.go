@@ -743,13 +743,12 @@ func (p *parser) test(e expr) expr {
 		args = p.args(name, f)
 	case len(args) > 0:
 		args[0] = p.postfix(p.primary())
-	}
-	var t expr = &callExpr{f: f, name: name, on: e, args: p.enough(name, f, args)}
-	switch {
-	case p.is(markName, "is"):
-		p.fail("tests cannot be chained")
 	case p.is(markName, "if") || p.is(markName, "in") || p.is(markName, "not"):
 		p.fail("%v behind a test, which Jinja takes for its argument", p.toks[p.at])
+	}
+	var t expr = &callExpr{f: f, name: name, on: e, args: p.enough(name, f, args)}
+	if p.is(markName, "is") {
+		p.fail("tests cannot be chained")
 	}
 	if negate {
 		t = &notExpr{t}

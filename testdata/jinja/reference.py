@@ -141,6 +141,9 @@ LINES = r"""
 {% macro f(a) %}{{ a }}{% endmacro %}{{ f(b=2) }}
 {% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}
 {{ f(1) }}{% macro f(a) %}{{ a }}{% endmacro %}
+{{ 'y' if 1 is ne 'a' if true else 'n' }}{{ 'y' if 4 is divisibleby(2) if true }}{{ 1 is eq 1 in [true] }}
+{{ 'y' if x is defined if true else 'n' }}
+{{ x is defined in [false] }}
 {% macro f(a=1, b) %}{% endmacro %}
 {% macro f(a, b %}{% endmacro %}
 {% macro f %}{% endmacro %}
