@@ -26,7 +26,8 @@ for what in "${@:-generated requantised tokenizers}"; do
       # K-quants need rows of 256, which SmolLM2 does not have.
       "$python" $here/requantise.py "$work/requantised" testdata/tiny-model/tiny-f16.gguf testdata/smollm2/perplexity-text.txt \
         F32 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K_M Q5_K_M Q6_K
-      "$python" $here/requantise.py "$work/requantised" "$(scripts/fetch-smollm2.sh)" testdata/smollm2/perplexity-text.txt \
+      smol=$(${GO:-go} run ./cmd/metronome pull smollm2)
+      "$python" $here/requantise.py "$work/requantised" "$smol" testdata/smollm2/perplexity-text.txt \
         F32 F16 BF16 Q8_0 Q4_0 Q5_0 Q5_1
       ;;
     tokenizers)
