@@ -39,6 +39,8 @@ func testGolden(t *testing.T) {
 		"Q6_K f16": "50a37e4c77706b28",
 		"Q8_0 f16": "0ddf39e9fa62f11b",
 		"Q6_K q8":  "f3f1304bd13e85f2",
+		"qwen2":    "ae0628b853608961",
+		"qwen3":    "246228131c06fd78",
 		"tiny f16": "7d6222f3bae9ff7d",
 		"draws":    "608c55defb4b3b74",
 	}
@@ -46,6 +48,8 @@ func testGolden(t *testing.T) {
 		"F16 f32":  golden(t, smallWeights(kernels.F16), "f32"),
 		"Q4_1 f32": golden(t, smallWeights(kernels.Q4_1), "f32"),
 		"Q6_K q8":  golden(t, smallWeights(kernels.Q6_K), "q8_0"),
+		"qwen2":    golden(t, smallWeights(kernels.Q8_0).as("qwen2"), "f16"),
+		"qwen3":    golden(t, smallWeights(kernels.Q4_1).as("qwen3"), "f16"),
 		"tiny f16": golden(t, builtin(t), "f16"),
 		"draws":    goldenDraws(t),
 	}
@@ -68,7 +72,7 @@ func testGolden(t *testing.T) {
 // of the last position's best.
 func golden(t *testing.T, w *Weights, dtype string) string {
 	s := newSequence(rand.New(rand.NewPCG(11, 12)), 150)
-	s = alone(t, w, dtype, s)
+	s = alone(t, w, dtype, "native", s)
 	var b []byte
 	for _, f := range s.scores {
 		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))

@@ -119,6 +119,36 @@ func smallMatrix(rnd *rand.Rand, typ kernels.Type, rows, cols int) kernels.Matri
 	return m
 }
 
+// architectures are the ways in which the forward pass may go.
+var architectures = []string{"llama", "qwen2", "qwen3"}
+
+// as gives a small Llama what qwen2 and qwen3 have beside its arithmetic.
+func (w *Weights) as(arch string) *Weights {
+	if arch == "llama" {
+		return w
+	}
+	rnd := rand.New(rand.NewPCG(5, 5))
+	vector := func(n int, mean float64) []float32 {
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = float32(mean + rnd.NormFloat64()/2)
+		}
+		return v
+	}
+	h := &w.hyper
+	h.Bias, h.QKNorm = arch == "qwen2", arch == "qwen3"
+	h.Rope.Halves, h.Rope.Scale, h.Rope.YaRN = true, 4, model.YaRN{Context: 50, Fast: 32, Slow: 1}
+	for i := range w.blocks {
+		b := &w.blocks[i]
+		if h.Bias {
+			b.qBias, b.kBias, b.vBias = vector(b.q.Rows, 0), vector(b.k.Rows, 0), vector(b.v.Rows, 0)
+		} else {
+			b.qNorm, b.kNorm = vector(h.HeadDim, 1), vector(h.HeadDim, 1)
+		}
+	}
+	return w
+}
+
 // sequence is what a test computes: ids with a target after each, and the
 // log-probabilities of the whole vocabulary after the last.
 type sequence struct {
@@ -146,8 +176,8 @@ func (s *sequence) row(table []kv.Page, from, to int) Row {
 }
 
 // alone is the sequence in one chunk in an engine of its own.
-func alone(t testing.TB, w *Weights, dtype string, ids *sequence) *sequence {
-	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Threads: 1})
+func alone(t testing.TB, w *Weights, dtype, precision string, ids *sequence) *sequence {
+	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Precision: precision, Threads: 1})
 	s := &sequence{ids: ids.ids, targets: ids.targets, scores: make([]float32, len(ids.ids)), tops: make([][]TokenLogprob, len(ids.ids))}
 	s.all = run(t, e, s.row(pages(0, 50), 0, len(s.ids)))[0].Out.Top
 	return s
@@ -162,21 +192,24 @@ func sameBits(a, b []float32) bool {
 // pages, and a prefix that another sequence computed.
 func TestInvariance(t *testing.T) {
 	type key struct {
-		typ   kernels.Type
-		dtype string
-		n     int
+		typ                    kernels.Type
+		arch, dtype, precision string
+		n                      int
 	}
-	weights := map[kernels.Type]*Weights{}
+	weights := map[string]*Weights{}
 	for _, typ := range weightTypes {
-		weights[typ] = smallWeights(typ)
+		for _, arch := range architectures {
+			weights[arch+typ.String()] = smallWeights(typ).as(arch)
+		}
 	}
 	known := map[key]*sequence{}
 	rapid.Check(t, func(rt *rapid.T) {
 		k := key{
-			rapid.SampledFrom(weightTypes).Draw(rt, "type"),
-			rapid.SampledFrom([]string{"f16", "f32", "q8_0"}).Draw(rt, "dtype"), rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
+			rapid.SampledFrom(weightTypes).Draw(rt, "type"), rapid.SampledFrom(architectures).Draw(rt, "architecture"),
+			rapid.SampledFrom([]string{"f16", "f32", "q8_0"}).Draw(rt, "dtype"), rapid.SampledFrom([]string{"native", "native", "f32"}).Draw(rt, "precision"),
+			rapid.SampledFrom([]int{1, 2, 15, 16, 17, 63, 64, 65, 128, 150, 257}).Draw(rt, "length"),
 		}
-		w := weights[k.typ]
+		w := weights[k.arch+k.typ.String()]
 		if w.hyper.HeadDim%kernels.Block != 0 && k.dtype == "q8_0" {
 			k.dtype = "f16"
 		}
@@ -184,13 +217,13 @@ func TestInvariance(t *testing.T) {
 		s := newSequence(rnd, k.n)
 		want := known[k]
 		if want == nil {
-			want = alone(t, w, k.dtype, s)
+			want = alone(t, w, k.dtype, k.precision, s)
 			known[k] = want
 		}
 		size := rapid.SampledFrom([]int{1, 3, 16, 64, 100}).Draw(rt, "page size")
 		per := kv.PagesFor(700, size)
 		e, err := New(w, Config{
-			Pages: 10 * per, PageSize: size, KVDType: k.dtype, MaxBatchTokens: 700,
+			Pages: 10 * per, PageSize: size, KVDType: k.dtype, Precision: k.precision, MaxBatchTokens: 700,
 			Threads: rapid.IntRange(1, 3).Draw(rt, "threads"), TP: rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "tp"),
 		})
 		if err != nil {
