@@ -53,7 +53,7 @@ func (h *heartbeat) landed(now time.Duration, d *PeerDone, o outcome) {
 	case o == void:
 		return
 	case o == failed:
-	case pr.isDead(d.Instance):
+	case pr.isDead(now, d.Instance):
 		cause = "instance " + d.Instance + " answers, which another one has replaced"
 	case pr.isOther(d.Instance):
 		p.replaced(now, pr, d.Instance)
@@ -63,6 +63,7 @@ func (h *heartbeat) landed(now time.Duration, d *PeerDone, o outcome) {
 		return
 	default:
 		h.failures, h.cause = 0, ""
+		pr.met = now
 		return
 	}
 	h.failures++

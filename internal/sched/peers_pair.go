@@ -90,7 +90,7 @@ func (pa *pair) landed(now time.Duration, d *PeerDone, o outcome) {
 		}
 	case o == failed:
 		p.dialFailed(now, pa, d.Cause)
-	case pr.isDead(d.Welcome.Instance):
+	case pr.isDead(now, d.Welcome.Instance):
 		p.refuseLink(now, pa, d, "instance "+d.Welcome.Instance+" answered, which another one has replaced")
 	case pr.isOther(d.Welcome.Instance):
 		p.hangUp(pa, d, "another instance answered than "+pr.instance)
@@ -116,6 +116,7 @@ func (p *Peers) welcome(now time.Duration, pa *pair, d *PeerDone) {
 		p.refuseLink(now, pa, d, fmt.Sprintf("the prefill there has tp %d, dp %d, its registry says tp %d, dp %d", w.TP, w.DP, pr.facts.TP, pr.facts.DP))
 		return
 	}
+	pr.meet(now, w.Instance)
 	if pr.instance == "" {
 		pr.instance = w.Instance
 	}

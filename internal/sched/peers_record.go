@@ -20,11 +20,12 @@ type peer struct {
 	gen   uint64 // of what is known; nothing older may change it
 
 	known    bool
-	facts    ParallelInfo // when known
-	bad      *Error       // known to mismatch (reject); not known then
-	badEnd   alarm        // forgets a known-bad record whose registry sends no id
-	instance string       // the instance id last met here; outlives an eviction
-	dead     []string     // ids replaced here
+	facts    ParallelInfo  // when known
+	bad      *Error        // known to mismatch (reject); not known then
+	badEnd   alarm         // forgets a known-bad record whose registry sends no id
+	instance string        // the instance id last met here; outlives an eviction
+	dead     []string      // ids replaced here
+	met      time.Duration // when instance was last met, or took the address
 
 	info  infoKey
 	query queryKey
@@ -219,12 +220,25 @@ func (p *Peers) replaced(now time.Duration, pr *peer, by string) {
 	}
 	pr.dead = append(pr.dead, pr.instance)
 	pr.instance = ""
+	pr.meet(now, by)
 	p.drop(now, pr, spareNone, "another prefill has taken the address")
 	p.loseClosed(now, pr, lost)
 }
 
-func (pr *peer) isDead(instance string) bool {
-	return instance != "" && slices.Contains(pr.dead, instance)
+// isDead says that an id was replaced here by one that is, as far as we know,
+// still here. A name that led elsewhere for a while and leads back again is no
+// such case: when nobody has met the other one for deadTTL, the id may return.
+func (pr *peer) isDead(now time.Duration, instance string) bool {
+	return instance != "" && slices.Contains(pr.dead, instance) && now-pr.met < deadTTL
+}
+
+// deadTTL is longer than any answer can be on its way.
+const deadTTL = 10 * time.Second
+
+// meet: the instance is at the address now.
+func (pr *peer) meet(now time.Duration, instance string) {
+	pr.met = now
+	pr.dead = slices.DeleteFunc(pr.dead, func(id string) bool { return id == instance })
 }
 
 // isOther says that an id is told and another than the one last met.

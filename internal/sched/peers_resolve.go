@@ -126,7 +126,7 @@ func (k *infoKey) publish(now time.Duration, info *ParallelInfo) (cause string) 
 	if cause := malformed(info); cause != "" {
 		return cause
 	}
-	if pr.isDead(info.Instance) {
+	if pr.isDead(now, info.Instance) {
 		return "the registry answers with instance " + info.Instance + ", which another one has replaced"
 	}
 	if pr.isOther(info.Instance) {
@@ -134,6 +134,7 @@ func (k *infoKey) publish(now time.Duration, info *ParallelInfo) (cause string) 
 	}
 	p.succeed(&k.pacer)
 	pr.instance = info.Instance
+	pr.meet(now, info.Instance)
 	if err := mismatch(&p.cfg.Local, p.cfg.DCP, pr.addr, info); err != nil {
 		p.mismatched(now, pr, err)
 		return ""

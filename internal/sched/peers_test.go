@@ -153,7 +153,7 @@ func TestDeadIDsAreBounded(t *testing.T) {
 		p.replaced(0, pr, "next")
 	}
 	last := fmt.Sprintf("i%d", 3*maxDead-1)
-	if len(pr.dead) != maxDead || !pr.isDead(last) || pr.isDead("i0") {
+	if len(pr.dead) != maxDead || !pr.isDead(0, last) || pr.isDead(0, "i0") {
 		t.Errorf("dead ids %v", pr.dead)
 	}
 }

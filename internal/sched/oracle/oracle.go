@@ -331,3 +331,14 @@ func (o *Oracle) writes(p kv.Page, who string, req sched.ReqID) {
 		}
 	}
 }
+
+// Foreign finds a page that a write for the grant may not touch: one that is
+// not of an open grant of that number, or of one that has not quiesced.
+func (o *Oracle) Foreign(grant sched.GrantID, pages []kv.Page) (kv.Page, bool) {
+	for _, p := range pages {
+		if !slices.Contains(o.grants[grant], p) {
+			return p, false
+		}
+	}
+	return 0, true
+}
