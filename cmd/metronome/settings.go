@@ -236,6 +236,7 @@ func unit(f *kong.Flag) string {
 
 // examples end each command's help.
 var examples = map[string][2]string{
+	"sim":      {"metronome sim --hours 1", "metronome sim --replay failure.json"},
 	"up":       {"metronome up", "metronome up model.gguf --prefill 2 --decode 2 --port 8080"},
 	"serve":    {"metronome serve tiny", "metronome serve model.gguf --listen 127.0.0.1:9000 --threads 4"},
 	"router":   {"metronome router --prefill http://10.0.0.1:30000,8998 --decode http://10.0.0.2:30100", "metronome router --policy least_load --prefill http://127.0.0.1:30000 --decode http://127.0.0.1:30100"},

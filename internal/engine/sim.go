@@ -283,14 +283,18 @@ func (s *Sim) sleep(until time.Time) error {
 // maxLate bounds what is made up for: more is a machine without time to spare.
 const maxLate = 2 * time.Millisecond
 
-// half is one token's K row, or its V row, in one layer and head, with the keys
-// of its words.
-func (s *Sim) half(layer, head, v int, page kv.Page, slot int) (row []byte, keys []uint64) {
+// words calls each for the KV of one token in one layer: for every head and
+// half (K, then V) its words and their keys. They lie a page's half apart.
+func (s *Sim) words(layer int, page kv.Page, slot int, each func(row []byte, keys []uint64)) {
 	n := s.geo.TokenBytes / 2
-	heads := s.geo.Heads / s.cfg.TP
-	extent := s.arenas[head/heads].arena.Extent(layer, page, head%heads, 1)
-	words := n / simWord
-	return extent[(v*s.cfg.PageSize+slot)*n:][:n], s.keys[((layer*simHeads+head)*2+v)*words:][:words]
+	keys := s.keys[layer*simHeads*2*(n/simWord):]
+	for _, a := range s.arenas {
+		ext := a.arena.Extent(layer, page, 0, simHeads/s.cfg.TP)
+		for at := slot * n; at < len(ext); at += s.cfg.PageSize * n {
+			each(ext[at:at+n], keys[:n/simWord])
+			keys = keys[n/simWord:]
+		}
+	}
 }
 
 // write puts the row's tokens into the pages of one layer.
@@ -302,26 +306,29 @@ func (s *Sim) write(r *Row, layer int) {
 			p.sum, p.tokens = 0, 0
 		}
 		c := code(t, pos)
-		for hv := range 2 * simHeads {
-			row, keys := s.half(layer, hv/2, hv%2, page, slot)
+		s.words(layer, page, slot, func(row []byte, keys []uint64) {
 			for j, key := range keys {
 				binary.LittleEndian.PutUint64(row[j*simWord:], c+key)
 			}
-		}
+		})
 	}
 }
 
 // read is the code of one token as KV has it. When all words agree it is their
 // code; one that does not changes it.
 func (s *Sim) read(page kv.Page, slot int) uint64 {
-	first, keys := s.half(0, 0, 0, page, slot)
-	c := binary.LittleEndian.Uint64(first) - keys[0]
-	sum := c
-	for i := range simLayers * simHeads * 2 {
-		row, keys := s.half(i/(2*simHeads), i/2%simHeads, i%2, page, slot)
-		for j, key := range keys {
-			sum += (binary.LittleEndian.Uint64(row[j*simWord:]) - key - c) * (key | 1)
-		}
+	var c, sum uint64
+	first := true
+	for layer := range simLayers {
+		s.words(layer, page, slot, func(row []byte, keys []uint64) {
+			for j, key := range keys {
+				w := binary.LittleEndian.Uint64(row[j*simWord:]) - key
+				if first {
+					c, sum, first = w, w, false
+				}
+				sum += (w - c) * (key | 1)
+			}
+		})
 	}
 	return sum
 }

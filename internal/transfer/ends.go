@@ -365,3 +365,6 @@ func (e *PrefillEnd) Events() []SenderEvent {
 
 // Rooms is how many rooms and sends P keeps.
 func (e *PrefillEnd) Rooms() (rooms, sends int) { return len(e.rooms.rooms), len(e.rooms.sends) }
+
+// Ping is what D's writer writes each second.
+func Ping() []byte { return appendFrame(nil, kindPing, 0, nil) }

@@ -23,6 +23,7 @@ type Oracle struct {
 	revoked  map[sched.GrantID]bool      // TransferQuiesced must follow
 	failed   map[sched.GrantID]bool      // the same
 	landed   []sched.GrantID             // in this turn
+	over     []sched.GrantID             // failed and quiesced in this turn: a Revoke may cross that
 	last     sched.GrantID
 	sends    map[sched.ReqID]*send
 	batches  map[bool]*rows // by Batch.Prefill
@@ -137,6 +138,9 @@ func (o *Oracle) DecodeEvent(ev sched.Event) {
 			o.failed[ev.Grant] = true
 		}
 	case *sched.TransferQuiesced:
+		if o.failed[ev.Grant] {
+			o.over = append(o.over, ev.Grant)
+		}
 		delete(o.grants, ev.Grant)
 		delete(o.failed, ev.Grant)
 		delete(o.revoked, ev.Grant)
@@ -198,11 +202,15 @@ func (o *Oracle) DecodeActions(r *sched.DecodeReady) {
 		}
 	}
 	for _, g := range r.Revokes {
+		if slices.Contains(o.over, g) {
+			continue
+		}
 		if o.grants[g] == nil || o.revoked[g] {
 			o.fault("grant %d is taken back and is not open", g)
 		}
 		o.revoked[g] = true
 	}
+	o.over = o.over[:0]
 	for _, g := range o.landed {
 		if !o.revoked[g] { // else TransferQuiesced follows all the same
 			delete(o.grants, g)

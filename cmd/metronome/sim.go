@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/sim"
+)
+
+type simCmd struct {
+	Seed     uint64        `help:"First seed; 0 draws one." default:"0"`
+	Seeds    int           `help:"How many seeds; 0: until --for or --hours is over, else 1000." default:"0"`
+	For      time.Duration `help:"Run ever new seeds for so long." default:"0s"`
+	Hours    float64       `help:"The same in hours." default:"0"`
+	Prefills int           `help:"Prefill workers of the fleet." default:"2"`
+	Decodes  int           `help:"Decode workers of the fleet." default:"2"`
+	Requests int           `help:"Requests of a run." default:"50"`
+	Verbose  bool          `help:"Print the transcript of each run."`
+	Replay   string        `help:"Run the plan in this file and print its transcript." placeholder:"FILE"`
+	Out      string        `help:"Where the shrunk plan of a failure is written." default:"failure.json" placeholder:"FILE"`
+	Config   string        `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Run runs simulated fleets. A rule that is broken ends it with status 1.
+func (c *simCmd) Run(ctx context.Context) error {
+	if c.Prefills < 1 || c.Decodes < 1 || c.Prefills+c.Decodes > 256 || c.Requests < 0 || c.Seeds < 0 || c.Hours < 0 {
+		return usagef("%d prefills, %d decodes, %d requests, %d seeds: at least one worker of each kind, at most 256 in all, would be right",
+			c.Prefills, c.Decodes, c.Requests, c.Seeds)
+	}
+	if c.Replay != "" {
+		return c.replay()
+	}
+	for c.Seed == 0 {
+		c.Seed = rand.Uint64N(1 << 40)
+	}
+	shape := sim.Shape{Prefills: c.Prefills, Decodes: c.Decodes, Requests: c.Requests}
+	if c.Verbose {
+		return c.verbose(shape)
+	}
+	limit := c.For + time.Duration(c.Hours*float64(time.Hour))
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	} else if c.Seeds == 0 {
+		c.Seeds = 1000
+	}
+	fmt.Printf("seeds from %d on, %d × %d workers, %d requests each, %d at once\n", c.Seed, c.Prefills, c.Decodes, c.Requests, runtime.GOMAXPROCS(0))
+	began, told := time.Now(), time.Now()
+	t := sim.Hunt(ctx, c.Seed, c.Seeds, shape, 1, func(t *sim.Tally) {
+		if time.Since(told) > 10*time.Second {
+			told = time.Now()
+			fmt.Printf("%v: %d seeds, %d requests, %d events\n", time.Since(began).Round(time.Second), t.Seeds, t.Requests, t.Events)
+		}
+	})
+	took := time.Since(began)
+	fmt.Printf("%d seeds in %v (%.0f a minute), %d requests: %d served with %d tokens, the others by name:%s\n", t.Seeds, took.Round(time.Millisecond),
+		float64(t.Seeds)/took.Minutes(), t.Requests, t.Served, t.Tokens, byName(t.Ends))
+	if len(t.Found) == 0 {
+		return nil
+	}
+	return c.shrink(t.Found[0], shape)
+}
+
+func byName(ends map[string]int) string {
+	var b strings.Builder
+	for _, code := range slices.Sorted(maps.Keys(ends)) {
+		fmt.Fprintf(&b, " %s %d", code, ends[code])
+	}
+	return b.String()
+}
+
+// shrink makes what was found small and tells how to see it.
+func (c *simCmd) shrink(f sim.Found, shape sim.Shape) error {
+	fmt.Printf("seed %d breaks a rule: %v\nmaking it smaller\n", f.Seed, f.Violation)
+	p := sim.Shrink(sim.Draw(f.Seed, shape), 500, nil)
+	if err := os.WriteFile(c.Out, p.Encode(), 0o644); err != nil {
+		return err
+	}
+	fmt.Printf("%d faults, %d requests are left in %s; its transcript:\n", len(p.Faults), len(p.Requests), c.Out)
+	_, err := sim.Run(p, os.Stdout)
+	return fmt.Errorf("seed %d: %w", f.Seed, err)
+}
+
+func (c *simCmd) replay() error {
+	b, err := os.ReadFile(c.Replay)
+	if err != nil {
+		return usageError{err}
+	}
+	p, err := sim.Decode(b)
+	if err != nil {
+		return usageError{fmt.Errorf("%s: %w", c.Replay, err)}
+	}
+	_, err = sim.Run(p, os.Stdout)
+	return err
+}
+
+func (c *simCmd) verbose(shape sim.Shape) error {
+	var all error
+	for i := range uint64(max(1, c.Seeds)) {
+		fmt.Printf("seed %d\n", c.Seed+i)
+		_, err := sim.Run(sim.Draw(c.Seed+i, shape), os.Stdout)
+		all = errors.Join(all, err)
+	}
+	return all
+}

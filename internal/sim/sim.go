@@ -1,0 +1,251 @@
+// Package sim runs whole fleets in virtual time, in one thread, from one seed:
+// the real scheduler cores, the real transfer tables with their frames, the
+// real registry table and the sim engine with real KV bytes, in a world whose
+// network, processes and peers go wrong as a plan says.
+//
+// A run has two phases. Until Plan.Calm faults come and go and only safety is
+// judged; then every fault is taken back, and everything must finish and heal.
+// After every turn of every worker the checkers look:
+//
+//	tokens     each token of an answer is the reference function of its prompt
+//	oracle     pages, grants, batches, ends: each as the outside sees it (sched/oracle)
+//	invariant  the cores' own
+//	page       nothing writes pages but an open grant of theirs
+//	beat       a decode batch follows the one before it, whatever peers do
+//	bound      every request ends in its time, every queue stays in its bound
+//	rule N     the rules of docs/peers.md that an observer can judge
+//	rest       at the end nothing is left: no request, grant, room, page
+//	heal       what is asked when all is well is served
+//
+// What is driven by hand here is what the drivers do around the cores: turns,
+// sockets, timers. Not simulated are bytes below the level of frames and
+// messages, HTTP, the pair machine of the router, and memory.
+package sim
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"time"
+)
+
+// Report is what a run was like.
+type Report struct {
+	Events   int
+	Virtual  time.Duration
+	Requests int
+	Served   int            // with all their tokens
+	Ends     map[string]int // the others, by code
+	Tokens   int
+}
+
+// fleet is a world with its workers.
+type fleet struct {
+	*world
+	plan     *Plan
+	net      *network
+	front    *front
+	prefills []*prefill
+	decodes  []*decode
+	tampered int // long frames so far, for faults that count them
+}
+
+// Run runs a plan. log, when not nil, gets the transcript. The error is a
+// *Violation.
+func Run(p *Plan, log io.Writer) (*Report, error) {
+	f := newFleet(p, log)
+	for i := range p.Requests {
+		q := &p.Requests[i]
+		f.after(q.At, func() { f.front.start(q) })
+	}
+	for i := range p.Faults {
+		fault := &p.Faults[i]
+		f.after(fault.At, func() { f.strike(fault) })
+	}
+	f.world.run(f.end())
+	if f.err == nil {
+		f.rest()
+	}
+	rep := f.report()
+	if f.err != nil {
+		return rep, f.err
+	}
+	return rep, nil
+}
+
+func newFleet(p *Plan, log io.Writer) *fleet {
+	w := &world{rng: rand.New(rand.NewPCG(p.Seed, 1)), log: log}
+	n := &network{world: w, cfg: p.Net, names: map[string]*process{}, workers: map[*process]any{},
+		blocked: map[path]int{}, slow: map[path]time.Duration{}}
+	f := &fleet{world: w, plan: p, net: n, front: &front{process: newProcess(w, "router"), net: n, plan: p}}
+	for i := range p.Prefills {
+		w := newPrefill(n, p, i)
+		f.prefills = append(f.prefills, w)
+		n.names[w.name], n.workers[w.process] = w.process, w
+	}
+	for i := range p.Decodes {
+		w := newDecode(n, p, i)
+		f.decodes = append(f.decodes, w)
+		n.names[w.name], n.workers[w.process] = w.process, w
+	}
+	return f
+}
+
+// end is when everything must be over: the last request, its time, and what a
+// peer may take to notice that the other side has gone.
+func (f *fleet) end() time.Duration {
+	last := f.plan.Calm
+	for _, q := range f.plan.Requests {
+		last = max(last, q.At+q.Timeout)
+	}
+	return last + max(f.plan.BootstrapTimeout, f.plan.KVTimeout) + 15*time.Second
+}
+
+// rest judges what is left.
+func (f *fleet) rest() {
+	for _, c := range f.front.calls {
+		switch {
+		case !c.over:
+			f.broken("rest", "request %d never ended", c.q.ID)
+		case c.q.Must && c.err != nil:
+			f.broken("heal", "request %d came %v after the last fault and ended with %v", c.q.ID, healing, c.err)
+		}
+	}
+	for _, d := range f.decodes {
+		d.rest()
+	}
+	for _, p := range f.prefills {
+		p.rest()
+	}
+}
+
+func (f *fleet) report() *Report {
+	r := &Report{Events: f.events, Virtual: f.now, Requests: len(f.front.calls), Ends: map[string]int{}}
+	for _, c := range f.front.calls {
+		r.Tokens += len(c.tokens)
+		if c.err == nil {
+			r.Served++
+		} else {
+			r.Ends[string(c.err.Code)]++
+		}
+	}
+	return r
+}
+
+// strike lets a fault begin, and end.
+func (f *fleet) strike(x *Fault) {
+	f.say("FAULT %s on %s %s for %v, %d", x.Kind, x.On, x.To, x.For, x.N)
+	on := f.named(x.On)
+	undo := func(do func()) {
+		f.after(x.For, func() {
+			f.say("END of %s on %s %s", x.Kind, x.On, x.To)
+			do()
+		})
+	}
+	switch x.Kind {
+	case Stop:
+		on.stop()
+		undo(on.resume)
+	case Kill, Reborn, Vanish, Impostor:
+		f.kill(x, on, undo)
+	case Cut:
+		f.net.cut(on, f.named(x.To))
+	case Block:
+		undo(f.net.block(on, f.named(x.To)))
+	case Slow:
+		way := path{x.On, x.To}
+		more := time.Duration(x.N) * time.Millisecond
+		f.net.slow[way] += more
+		undo(func() { f.net.slow[way] -= more })
+	case Registry:
+		p := f.net.workers[on].(*prefill)
+		p.mood = mood(x.N)
+		undo(func() { p.mood = honest })
+	case Rename:
+		f.net.names[x.On] = f.named(x.To)
+		undo(func() { f.net.names[x.On] = on })
+	case Corrupt, Lose, Duplicate:
+		f.net.tamper = f.tamper(x)
+		undo(func() { f.net.tamper = nil })
+	case Storm:
+		for _, c := range f.front.calls {
+			if !c.over && !c.q.Must {
+				c.finish(clientGone())
+			}
+		}
+	}
+}
+
+// named is the process of that name, whatever the name leads to now.
+func (f *fleet) named(name string) *process {
+	for _, p := range f.prefills {
+		if p.name == name {
+			return p.process
+		}
+	}
+	for _, d := range f.decodes {
+		if d.name == name {
+			return d.process
+		}
+	}
+	panic(fmt.Sprintf("sim: a plan names %q, which does not exist", name))
+}
+
+// kill ends a process; it starts again as the fault says.
+func (f *fleet) kill(x *Fault, on *process, undo func(func())) {
+	if !on.alive {
+		return
+	}
+	on.die(x.Kind == Vanish)
+	life := on.life
+	undo(func() {
+		if on.life != life || on.alive {
+			return
+		}
+		on.start()
+		switch w := f.net.workers[on].(type) {
+		case *prefill:
+			if x.Kind == Reborn {
+				w.tp = x.N
+			}
+			w.other = x.Kind == Impostor && f.now < f.plan.Calm
+			w.boot()
+			if w.other {
+				f.after(f.plan.Calm-f.now, func() { f.convert(w) })
+			}
+		case *decode:
+			w.boot()
+		}
+	})
+}
+
+// convert starts an impostor again with the right model.
+func (f *fleet) convert(p *prefill) {
+	if p.alive && p.other {
+		p.die(false)
+		p.start()
+		p.other = false
+		p.boot()
+	}
+}
+
+// tamper is what a lying prefill does to its long frames.
+func (f *fleet) tamper(x *Fault) func(from, to *process, frame []byte) [][]byte {
+	return func(from, to *process, frame []byte) [][]byte {
+		if from.name != x.On || len(frame) < 200 {
+			return [][]byte{frame}
+		}
+		if f.tampered++; f.tampered%x.N != 0 {
+			return [][]byte{frame}
+		}
+		switch x.Kind {
+		case Lose:
+			return nil
+		case Duplicate:
+			return [][]byte{frame, frame}
+		}
+		bad := append([]byte(nil), frame...)
+		bad[len(bad)-1-f.tampered%(len(bad)-60)] ^= 0x10
+		return [][]byte{bad}
+	}
+}

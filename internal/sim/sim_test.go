@@ -1,0 +1,110 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var (
+	firstSeed = flag.Uint64("seed", 1, "the first seed of TestSeeds")
+	seeds     = flag.Int("seeds", 100, "how many seeds TestSeeds runs")
+)
+
+var shape = Shape{Prefills: 2, Decodes: 2, Requests: 50}
+
+// TestSeeds runs a fixed set of seeds. What breaks a rule is printed as
+// `metronome sim --verbose --seed N` shows it.
+func TestSeeds(t *testing.T) {
+	n := *seeds
+	if testing.Short() {
+		n = min(n, 15)
+	}
+	tally := Hunt(context.Background(), *firstSeed, n, shape, 5, nil)
+	for _, f := range tally.Found {
+		t.Errorf("seed %d: %v", f.Seed, f.Violation)
+	}
+	if tally.Served < tally.Requests/2 {
+		t.Errorf("%d of %d requests were served: such worlds show little", tally.Served, tally.Requests)
+	}
+	t.Logf("%d seeds, %d requests, %d served, %v", tally.Seeds, tally.Requests, tally.Served, tally.Ends)
+}
+
+// TestQuietWorld: without faults, with room for all, everything is served.
+func TestQuietWorld(t *testing.T) {
+	p := Draw(1, shape)
+	p.Faults = nil
+	p.PrefillPages, p.DecodePages, p.MaxRunning, p.MaxQueued, p.Reserved = 512, 512, 32, 512, 16
+	for i := range p.Requests {
+		p.Requests[i].Leaves = 0
+	}
+	rep, err := Run(p, nil)
+	if err != nil || rep.Served != rep.Requests {
+		t.Errorf("%d of %d served, the others %v; %v", rep.Served, rep.Requests, rep.Ends, err)
+	}
+}
+
+// TestSamePlanSameRun: a plan that has been written and read again gives the
+// same transcript, event for event.
+func TestSamePlanSameRun(t *testing.T) {
+	for seed := uint64(1); seed <= 5; seed++ {
+		p := Draw(seed, shape)
+		q, err := Decode(p.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b bytes.Buffer
+		Run(p, &a)
+		Run(q, &b)
+		if d := cmp.Diff(a.String(), b.String()); d != "" || a.Len() == 0 {
+			t.Errorf("seed %d: two runs differ:\n%s", seed, d)
+		}
+	}
+}
+
+// TestShrink: of a world in which one fault and one request break a rule,
+// little more than these is left.
+func TestShrink(t *testing.T) {
+	p := Draw(7, shape)
+	p.Retries = 0 // else the other prefill serves
+	p.Faults = slices.DeleteFunc(p.Faults, func(f Fault) bool { return f.Kind == Registry })
+	p.Faults = append(p.Faults, Fault{Kind: Registry, At: 0, For: p.Calm + time.Minute, On: "p0", N: int(hangs)}) // it never heals
+	_, err := Run(p, nil)
+	var v *Violation
+	if !errors.As(err, &v) || v.Rule != "heal" {
+		t.Fatalf("a registry that hangs for ever: %v", err)
+	}
+	small := Shrink(p, 300, nil)
+	if _, err := Run(small, nil); !errors.As(err, &v) || v.Rule != "heal" {
+		t.Errorf("the smaller plan breaks nothing: %v", err)
+	}
+	if len(small.Requests) > 1 || len(small.Faults) > 1 || len(small.Prefills)*len(small.Decodes) > 2 {
+		t.Errorf("%d requests, %d faults, %v and %v are left", len(small.Requests), len(small.Faults), small.Prefills, small.Decodes)
+	}
+}
+
+// TestDecodeRefuses: a plan from outside is checked.
+func TestDecodeRefuses(t *testing.T) {
+	for _, text := range []string{"", "{}", `{"Prefills":[1],"Decodes":[1]}`, `[1]`} {
+		if _, err := Decode([]byte(text)); err == nil {
+			t.Errorf("%q is taken for a plan", text)
+		}
+	}
+}
+
+func BenchmarkSeeds(b *testing.B) {
+	seed := uint64(1)
+	for b.Loop() {
+		if _, err := Run(Draw(seed, shape), nil); err != nil {
+			b.Fatal(err)
+		}
+		seed++
+	}
+	b.ReportMetric(60*float64(b.N)/b.Elapsed().Seconds(), "seeds/min")
+}
