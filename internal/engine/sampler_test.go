@@ -59,15 +59,17 @@ func refCandidates(logits []float64, w *Sampling) []candidate {
 	return all[:n]
 }
 
+// refAdjust rounds where the rule says float32: with a large bias that decides
+// which tokens are equal.
 func refAdjust(logits []float32, w *Sampling, history, output []int32) []float64 {
 	l := make([]float64, len(logits))
 	for id := range l {
-		l[id] = float64(logits[id])
-		if r := float64(w.Repetition); r != 0 && slices.Contains(history, int32(id)) {
-			if l[id] > 0 {
-				l[id] /= r
+		v := logits[id]
+		if r := w.Repetition; r != 0 && slices.Contains(history, int32(id)) {
+			if v > 0 {
+				v = float32(float64(v) / float64(r))
 			} else {
-				l[id] *= r
+				v = float32(float64(v) * float64(r))
 			}
 		}
 		n := 0
@@ -77,43 +79,75 @@ func refAdjust(logits []float32, w *Sampling, history, output []int32) []float64
 			}
 		}
 		if n > 0 {
-			l[id] -= float64(n)*float64(w.Frequency) + float64(w.Presence)
+			v = float32(float64(v) - float64(float32(float64(n)*float64(w.Frequency))))
+			v = float32(float64(v) - float64(w.Presence))
 		}
-	}
-	for _, b := range w.LogitBias {
-		l[b.ID] += float64(b.Add)
+		for _, b := range w.LogitBias {
+			if int(b.ID) == id {
+				v = float32(float64(v) + float64(b.Add))
+			}
+		}
+		l[id] = float64(v)
 	}
 	return l
+}
+
+// drawLogits are the kinds of distribution that a sampler could stumble over.
+func drawLogits(t *rapid.T, vocab int) []float32 {
+	logits := make([]float32, vocab)
+	kind := rapid.SampledFrom([]string{"ties", "equal", "spread", "one above all", "huge"}).Draw(t, "kind")
+	for i := range logits {
+		switch kind {
+		case "ties": // few values
+			logits[i] = float32(rapid.IntRange(-8, 8).Draw(t, "logit")) / 2
+		case "equal":
+			logits[i] = -3.25
+		case "spread":
+			logits[i] = float32(rapid.Float64Range(-30, 30).Draw(t, "logit"))
+		case "one above all":
+			logits[i] = -20
+		case "huge":
+			logits[i] = float32(rapid.IntRange(-2, 2).Draw(t, "logit")) * 1e37
+		}
+	}
+	if kind == "one above all" {
+		logits[rapid.IntRange(0, vocab-1).Draw(t, "top")] = 20
+	}
+	return logits
+}
+
+// drawSampling is any combination of all parameters.
+func drawSampling(t *rapid.T, vocab int) *Sampling {
+	w := &Sampling{
+		Temperature: rapid.SampledFrom([]float32{0, 1e-38, 1e-6, 0.01, 0.7, 1, 3, 100}).Draw(t, "temperature"),
+		TopK:        rapid.SampledFrom([]int{0, 1, 3, vocab - 1, vocab, 100}).Draw(t, "top_k"),
+		TopP:        rapid.SampledFrom([]float32{0, 1e-9, 0.1, 0.5, 0.9, 1}).Draw(t, "top_p"),
+		MinP:        rapid.SampledFrom([]float32{0, 0.05, 0.3, 1}).Draw(t, "min_p"),
+		Presence:    rapid.SampledFrom([]float32{0, 0.5, -1}).Draw(t, "presence"),
+		Frequency:   rapid.SampledFrom([]float32{0, 0.25, -2}).Draw(t, "frequency"),
+		Repetition:  rapid.SampledFrom([]float32{0, 1, 2, 0.5}).Draw(t, "repetition"),
+		Seed:        rapid.Uint64().Draw(t, "seed"), Choice: rapid.IntRange(0, 3).Draw(t, "choice"), Logprobs: rapid.IntRange(-1, 50).Draw(t, "logprobs"),
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "biases") {
+		w.LogitBias = append(w.LogitBias, Bias{rapid.Int32Range(0, int32(vocab)-1).Draw(t, "biased"), rapid.SampledFrom([]float32{2, -100, 100, 1e6, -1e6}).Draw(t, "bias")})
+	}
+	return w
 }
 
 // TestDraw compares with the reference: what is drawn must be what the
 // reference draws with the same random number, or its neighbour where that
 // number falls on the border of two.
 func TestDraw(t *testing.T) {
-	const vocab = 40
-	s := newSampler(vocab)
+	samplers := map[int]*sampler{}
 	rapid.Check(t, func(t *rapid.T) {
-		// Few values, so that ties are common.
-		logits := make([]float32, vocab)
-		for i := range logits {
-			logits[i] = float32(rapid.IntRange(-8, 8).Draw(t, "logit")) / 2
+		vocab := rapid.SampledFrom([]int{1, 2, 7, 40}).Draw(t, "vocabulary")
+		if samplers[vocab] == nil {
+			samplers[vocab] = newSampler(vocab)
 		}
-		ids := rapid.SliceOfN(rapid.Int32Range(0, vocab-1), 0, 12)
-		history := ids.Draw(t, "history")
+		s := samplers[vocab]
+		logits, w := drawLogits(t, vocab), drawSampling(t, vocab)
+		history := rapid.SliceOfN(rapid.Int32Range(0, int32(vocab)-1), 0, 12).Draw(t, "history")
 		index := rapid.IntRange(0, len(history)).Draw(t, "index")
-		w := &Sampling{
-			Temperature: rapid.SampledFrom([]float32{0, 0.01, 0.7, 1, 3}).Draw(t, "temperature"),
-			TopK:        rapid.SampledFrom([]int{0, 1, 3, 39, 40, 100}).Draw(t, "top_k"),
-			TopP:        rapid.SampledFrom([]float32{0, 0.1, 0.5, 0.9, 1}).Draw(t, "top_p"),
-			MinP:        rapid.SampledFrom([]float32{0, 0.05, 0.3, 1}).Draw(t, "min_p"),
-			Presence:    rapid.SampledFrom([]float32{0, 0.5, -1}).Draw(t, "presence"),
-			Frequency:   rapid.SampledFrom([]float32{0, 0.25, -2}).Draw(t, "frequency"),
-			Repetition:  rapid.SampledFrom([]float32{0, 1, 2, 0.5}).Draw(t, "repetition"),
-			Seed:        rapid.Uint64().Draw(t, "seed"), Choice: rapid.IntRange(0, 3).Draw(t, "choice"), Logprobs: rapid.IntRange(-1, 50).Draw(t, "logprobs"),
-		}
-		if rapid.Bool().Draw(t, "biased") {
-			w.LogitBias = []Bias{{3, 2}, {5, -100}}
-		}
 		r := &Row{Tokens: []int32{1}, Start: 7, Index: index, History: history, Sample: w}
 		was := slices.Clone(logits)
 		s.draw(logits, r)
@@ -156,51 +190,65 @@ func checkLogprobs(t *rapid.T, logits []float32, r *Row) {
 		}
 		return
 	}
-	sum := 0.0
+	sum, top := 0.0, float64(slices.Max(logits))
 	order := make([]int32, len(logits))
 	for i, l := range logits {
-		sum += math.Exp(float64(l))
+		sum += math.Exp(float64(l) - top)
 		order[i] = int32(i)
 	}
-	want := func(id int32) float64 { return float64(logits[id]) - math.Log(sum) }
-	if math.Abs(float64(r.Out.Logprob)-want(r.Out.Token)) > 1e-5 {
-		t.Fatalf("log-probability %v, want %v", r.Out.Logprob, want(r.Out.Token))
+	near := func(got float32, id int32) bool {
+		want := float64(logits[id]) - top - math.Log(sum)
+		return math.Abs(float64(got)-want) <= 1e-5*max(1, -want)+1e-15*math.Abs(top) // a float64 beside the largest logit
+	}
+	if !near(r.Out.Logprob, r.Out.Token) {
+		t.Fatalf("log-probability %v of token %d", r.Out.Logprob, r.Out.Token)
 	}
 	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(logits[b], logits[a]) })
 	if len(r.Out.Top) != min(r.Sample.Logprobs, len(logits)) {
 		t.Fatalf("%d of the most probable, want %d", len(r.Out.Top), r.Sample.Logprobs)
 	}
 	for i, top := range r.Out.Top {
-		if top.ID != order[i] || math.Abs(float64(top.Logprob)-want(top.ID)) > 1e-5 {
-			t.Fatalf("place %d is %+v, want token %d with %v", i, top, order[i], want(order[i]))
+		if top.ID != order[i] || !near(top.Logprob, top.ID) {
+			t.Fatalf("place %d is %+v, want token %d", i, top, order[i])
 		}
 	}
 }
 
-// TestDistribution draws often, and finds the probabilities.
+// TestDistribution draws 40,000 times with fixed seeds and measures how far the
+// counts are from the reference's probabilities: Pearson's chi-square stays
+// below the value that chance passes once in 10^6, for its degrees of freedom
+// (kept tokens less one). All other tokens never come.
 func TestDistribution(t *testing.T) {
+	bound := []float64{0, 23.93, 27.63, 30.66, 33.38, 35.89} // of chi-square with 0 to 5 degrees, upper tail 1e-6
 	logits := []float32{0, 1, 2, -1, 0.5, 2}
+	history := []int32{2, 2, 0, 5, 2}
 	s := newSampler(len(logits))
-	for _, w := range []Sampling{{Temperature: 1}, {Temperature: 2, TopK: 4}, {Temperature: 0.5, TopP: 0.95}, {Temperature: 1, MinP: 0.2}} {
+	for _, w := range []Sampling{
+		{Temperature: 1}, {Temperature: 2, TopK: 4}, {Temperature: 0.5, TopP: 0.95}, {Temperature: 1, MinP: 0.2}, {Temperature: 100}, {Temperature: 0.1},
+		{Temperature: 1, Choice: 3}, {Temperature: 1.5, TopK: 5, TopP: 0.9, MinP: 0.05}, {Temperature: 1, Presence: 1, Frequency: 0.5, Repetition: 1.5},
+		{Temperature: 0.8, LogitBias: []Bias{{3, 3}, {2, -100}}, TopK: 3},
+	} {
 		const n = 40000
 		count := make([]float64, len(logits))
 		for i := range n {
 			w.Seed, w.Logprobs = uint64(i/100), -1
-			r := &Row{Tokens: []int32{0}, Start: i % 100, Sample: &w}
+			r := &Row{Tokens: []int32{0}, Start: i % 100, Sample: &w, Index: 3, History: history}
 			s.draw(logits, r)
 			count[r.Out.Token]++
 		}
-		l := refAdjust(logits, &Sampling{}, nil, nil)
-		kept, total := refCandidates(l, &w), 0.0
+		kept, total := refCandidates(refAdjust(logits, &w, history, history[2:]), &w), 0.0
 		for _, c := range kept {
 			total += c.p
 		}
+		chi := 0.0
 		for _, c := range kept {
-			want := c.p / total
-			if got := count[c.id] / n; math.Abs(got-want) > 5*math.Sqrt(want*(1-want)/n) {
-				t.Errorf("%+v: token %d came with %.4f, want %.4f", w, c.id, got, want)
-			}
+			want := n * c.p / total
+			chi += (count[c.id] - want) * (count[c.id] - want) / want
 			count[c.id] = 0
+		}
+		t.Logf("chi-square %.2f with %d degrees of freedom: %+v", chi, len(kept)-1, w)
+		if chi > bound[len(kept)-1] {
+			t.Errorf("%+v: chi-square %.2f, at most %.2f was to be expected", w, chi, bound[len(kept)-1])
 		}
 		if slices.Max(count) > 0 {
 			t.Errorf("%+v: tokens came that the filters exclude: %v", w, count)
