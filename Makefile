@@ -38,8 +38,9 @@ cross:
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/metronome
 
-long: ## long fuzzing, by hand
+long: ## long fuzzing and an evaluation harness, by hand
 	scripts/fuzz.sh 10m
+	scripts/lm-eval.sh
 
 clean:
 	rm -rf bin .cache

@@ -148,6 +148,7 @@ func TestF63RightTokensFeatures(t *testing.T) {
 	for name, s := range map[string]struct{ both, prefill, decode []string }{
 		"defaults":        {},
 		"kv f32, chunks":  {both: []string{"--kv-dtype=f32", "--chunk=16"}, prefill: []string{"--tp=2"}},
+		"kv q8_0":         {both: []string{"--kv-dtype=q8_0", "--threads=1"}, decode: []string{"--tp=2"}},
 		"reference, cold": {both: []string{"--precision=f32", "--prefix-cache=false"}, decode: []string{"--tp=4"}},
 	} {
 		t.Run(name, func(t *testing.T) {

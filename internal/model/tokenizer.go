@@ -597,6 +597,9 @@ func (t *Tokenizer) Vocab() int { return len(t.texts) }
 // only where the file wants that.
 func (t *Tokenizer) BOS() (id int32, ok bool) { return t.bos, t.bos >= 0 }
 
+// EOS is the token that ends a text, if the model has one.
+func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
+
 // EOG are the tokens that end an answer, ascending. The caller must not change
 // the slice.
 func (t *Tokenizer) EOG() []int32 { return t.eog }

@@ -303,7 +303,7 @@ func (r *Router) routes() http.Handler {
 	handle("/generate", []string{http.MethodPost, http.MethodPut}, guard(r.generate(api.Generate)))
 	handle("/tokenize", post, guard(r.forward))
 	handle("/detokenize", post, guard(r.forward))
-	for _, path := range []string{"/v1/models", "/model_info", "/get_model_info"} {
+	for _, path := range []string{"/v1/models", "/model_info", "/get_model_info", "/tokenizer_info"} {
 		handle(path, get, guard(r.forward))
 	}
 	handle("/server_info", get, guard(r.serverInfo))

@@ -88,6 +88,7 @@ func (h *httpSide) handler() http.Handler {
 	route("GET", "/get_server_info", h.serverInfo)
 	route("POST", "/tokenize", h.tokenize)
 	route("POST", "/detokenize", h.detokenize)
+	route("GET", "/tokenizer_info", h.tokenizerInfo)
 	route("POST", "/abort_request", h.abortRequest)
 	route("GET", "/livez", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	route("GET", "/readyz", h.readyz)

@@ -28,10 +28,21 @@ func (h *httpSide) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		"max_total_num_tokens": h.poolTokens, "max_running_requests": c.MaxRunning, "chunked_prefill_size": c.Chunk, "uptime_seconds": time.Since(h.started).Seconds()})
 }
 
+// tokenizerInfo is what vLLM's path of this name tells: enough for a client
+// that tokenises over HTTP, such as lm-eval's.
+func (h *httpSide) tokenizerInfo(w http.ResponseWriter, _ *http.Request) {
+	bos, eos := h.text.ends()
+	writeJSON(w, map[string]any{"tokenizer_class": "metronome", "bos_token": bos, "eos_token": eos, "pad_token": nil,
+		"vocab_size": h.text.vocab(), "model_max_length": h.context})
+}
+
+// tokenizeBody is ours, or with Prompt vLLM's: there control tokens in the text
+// are recognised unless parse_special says no.
 type tokenizeBody struct {
 	Text          *string         `json:"text"`
+	Prompt        *string         `json:"prompt"`
 	Messages      json.RawMessage `json:"messages"`
-	ParseSpecial  bool            `json:"parse_special"`
+	ParseSpecial  *bool           `json:"parse_special"`
 	AddSpecial    *bool           `json:"add_special_tokens"`
 	AddGeneration *bool           `json:"add_generation_prompt"`
 }
@@ -47,21 +58,23 @@ func (h *httpSide) tokenize(w http.ResponseWriter, r *http.Request) {
 	var ids []int32
 	switch {
 	case e != nil:
-	case in.Text != nil && in.Messages == nil:
-		ids = h.text.encode(*in.Text, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial)
-	case in.Messages != nil && in.Text == nil:
+	case in.Text != nil && in.Messages == nil && in.Prompt == nil:
+		ids = h.text.encode(*in.Text, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial != nil && *in.ParseSpecial)
+	case in.Prompt != nil && in.Messages == nil && in.Text == nil:
+		ids = h.text.encode(*in.Prompt, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial == nil || *in.ParseSpecial)
+	case in.Messages != nil && in.Text == nil && in.Prompt == nil:
 		var req *api.Request
 		if req, e = api.ParseChat(append(append([]byte(`{"messages":`), in.Messages...), '}')); e == nil {
 			ids, e = h.text.chat(req.Messages, in.AddGeneration == nil || *in.AddGeneration)
 		}
 	default:
-		e = api.Errorf(api.InvalidRequest, "/tokenize takes either `text` or `messages`")
+		e = api.Errorf(api.InvalidRequest, "/tokenize takes one of `text`, `messages` and `prompt`")
 	}
 	if e == nil {
 		if ids == nil {
 			ids = []int32{}
 		}
-		e = writeJSON(w, map[string]any{"tokens": ids, "count": len(ids)})
+		e = writeJSON(w, map[string]any{"tokens": ids, "count": len(ids), "max_model_len": h.context})
 	}
 	if e != nil {
 		api.WriteError(w, e)
@@ -84,7 +97,8 @@ func (h *httpSide) detokenize(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if e == nil {
-		e = writeJSON(w, map[string]any{"text": h.text.decode(in.Tokens)})
+		text := h.text.decode(in.Tokens)
+		e = writeJSON(w, map[string]any{"text": text, "prompt": text})
 	}
 	if e != nil {
 		api.WriteError(w, e)

@@ -18,6 +18,7 @@ type textCodec interface {
 	text(id int32) (string, bool) // false: a control token or no text of its own
 	bytes(id int32) []byte        // what a token stands for; the name of a control token
 	eog() []int32                 // ids that end an answer
+	ends() (bos, eos *string)     // the names of the tokens that begin and end a text; nil: none
 	vocab() int
 	maxBytes(tokens int) int // the longest text that can be so few tokens
 }
@@ -58,7 +59,17 @@ func (m *modelText) bytes(id int32) []byte {
 	s, _ := m.tok.Text(id)
 	return []byte(s)
 }
-func (m *modelText) eog() []int32            { return m.tok.EOG() }
+func (m *modelText) eog() []int32 { return m.tok.EOG() }
+func (m *modelText) ends() (bos, eos *string) {
+	name := func(id int32, ok bool) *string {
+		if !ok {
+			return nil
+		}
+		s, _ := m.tok.Text(id)
+		return &s
+	}
+	return name(m.tok.BOS()), name(m.tok.EOS())
+}
 func (m *modelText) vocab() int              { return m.tok.Vocab() }
 func (m *modelText) maxBytes(tokens int) int { return m.tok.MaxBytes(tokens) }
 
@@ -125,8 +136,9 @@ func (b byteText) bytes(id int32) []byte {
 	return []byte{byte(id)}
 }
 
-func (b byteText) eog() []int32 { return nil }
-func (b byteText) vocab() int   { return b.size }
+func (b byteText) eog() []int32             { return nil }
+func (b byteText) ends() (bos, eos *string) { return nil, nil }
+func (b byteText) vocab() int               { return b.size }
 
 func (b byteText) maxBytes(tokens int) int { return tokens }
 
