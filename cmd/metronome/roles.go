@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/bootstrap"
+	"github.com/metronome-serve/metronome/internal/engine"
 	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/router"
 	"github.com/metronome-serve/metronome/internal/worker"
@@ -74,8 +75,6 @@ func (f *engineFlags) check(s *settings) error {
 		f.KVDType = "f32"
 	}
 	switch {
-	case f.Kernels == "avx2" || f.Kernels == "avx512":
-		return usagef("--kernels %s: not built yet; auto and portable are", f.Kernels)
 	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
 		return usagef("--sim-prefill-rate and --sim-kv-bytes must be above 0, --sim-decode-base and --sim-decode-per-seq not below")
 	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1 || f.ReservedTokens < 1:
@@ -337,6 +336,6 @@ func (c *versionCmd) Run() error {
 			}
 		}
 	}
-	fmt.Printf("revision %s\n%s %s/%s\nkernels portable\n", revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Printf("revision %s\n%s %s/%s\nkernels %s\n", revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, engine.Kernels())
 	return nil
 }

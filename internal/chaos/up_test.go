@@ -126,7 +126,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"decode", "tiny", "--token-file=/no/such/file"}, "/no/such/file"},
 		{[]string{"decode", "tiny", "--kv-memory=lots"}, "512MiB"},
 		{[]string{"decode", "tiny", "--kv-dtype=q4_0"}, "f16"},
-		{[]string{"decode", "tiny", "--kernels=avx2"}, "not built"},
+		{[]string{"decode", "tiny", "--kernels=neon"}, "avx512"},
 		{[]string{"decode", "tiny", "--bootstrap-allow=10.0.0.0/99"}, "--bootstrap-allow"},
 		{[]string{"decode", "tiny", "--config=" + settings, "--listen=127.0.0.1:0"}, "no-such-setting"},
 		{[]string{"decode", "/no/such/model.gguf"}, "/no/such/model.gguf"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
 	"github.com/metronome-serve/metronome/internal/kv"
 )
 
@@ -14,6 +15,14 @@ import (
 // bits could differ never serve one request together. Any change of a bit of
 // any logit or draw must change it.
 const Revision = 1
+
+// UseKernels chooses the instructions that all CPU engines of this process
+// compute with: auto, portable, avx2 or avx512. It is called before they are
+// made. That the processor lacks them is an error.
+func UseKernels(name string) error { return kernels.Use(name) }
+
+// Kernels is the name of those in use.
+func Kernels() string { return kernels.Path() }
 
 // Engine computes forward passes over paged KV. CPU and Sim are the two
 // engines; a driver uses one through this seam.

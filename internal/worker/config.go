@@ -36,7 +36,7 @@ type Config struct {
 
 	Engine         string // "cpu" or "sim" [cpu]
 	Threads        int    // of the engine, in all [all cores]
-	Kernels        string // "auto", "portable", "avx2", "avx512" [auto]
+	Kernels        string // "auto", "portable", "avx2", "avx512", of the whole process [auto]
 	Precision      string // "native", "f32" [native]
 	TP, DP         int    // [1, 1]
 	PageSize       int    // tokens [16]

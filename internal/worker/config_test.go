@@ -24,7 +24,7 @@ func TestNewRefuses(t *testing.T) {
 		"dtype":         {func(c *Config) { c.KVDType = "f8" }, "--kv-dtype"},
 		"precision":     {func(c *Config) { c.Precision = "f64" }, "--precision"},
 		"mismatch":      {func(c *Config) { c.OnMismatch = "shrug" }, "--on-mismatch"},
-		"kernels":       {func(c *Config) { c.Kernels = "avx512" }, "--kernels avx512"},
+		"kernels":       {func(c *Config) { c.Kernels = "neon" }, "--kernels"},
 		"threads":       {func(c *Config) { c.Threads = -1 }, "--threads is -1: want 1 to"},
 		"drain":         {func(c *Config) { c.Drain = -time.Second }, "--drain"},
 		"tp":            {func(c *Config) { c.TP = 7 }, "7"},

@@ -53,8 +53,8 @@ func (w *Worker) engineMaker() (func(engine.Config) (engine.Engine, error), erro
 			})
 		}, err
 	}
-	if c.Kernels != "auto" && c.Kernels != "portable" {
-		return nil, fmt.Errorf("--kernels %s: this build has portable kernels only", c.Kernels)
+	if err := engine.UseKernels(c.Kernels); err != nil {
+		return nil, fmt.Errorf("--kernels %s: %w", c.Kernels, err)
 	}
 	f, err := openModel(c.Model)
 	if err != nil {
