@@ -275,7 +275,7 @@ func rooms(t *testing.T, body []byte) (host string, room int64) {
 
 const chat = `{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`
 
-func TestStreamPassesUnchanged(t *testing.T) {
+func TestF27StreamPassesUnchanged(t *testing.T) {
 	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
 		in := `{"stream":true, "messages":[], "x":0.1,"y":1.10,"big":9007199254740993,"bootstrap_host":"evil","routed_dp_rank":3}`
 		got := f.post("/v1/chat/completions", in, "X-Request-Id", "abc", "X-Custom", "1", "Authorization", "Bearer client")
