@@ -12,7 +12,7 @@ for dir in $(grep -rl --include='*_test.go' '^func Fuzz' "$under" | xargs -n1 di
     echo "== $dir $target $time"
     out=$(mktemp)
     verdict=ok
-    go test "./$dir" -run '^$' -fuzz "^$target\$" -fuzztime "$time" ${FUZZ_WORKERS:+-parallel "$FUZZ_WORKERS"} 2>&1 | tee "$out" || verdict=FAILED bad=1
+    go test "./$dir" -run '^$' -fuzz "^$target\$" -fuzztime "$time" -fuzzminimizetime 1s ${FUZZ_WORKERS:+-parallel "$FUZZ_WORKERS"} 2>&1 | tee "$out" || verdict=FAILED bad=1
     counts=$(grep -oE 'execs: [0-9]+|new interesting: [0-9]+ \(total: [0-9]+\)' "$out" | tail -2 | paste -sd ' ' - || true)
     echo "$(date -u +%Y-%m-%d) $commit $(go env GOVERSION) $dir $target $time: $verdict, $counts" >>"$results"
     rm -f "$out"

@@ -5,6 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -237,6 +240,32 @@ func TestRightTokensSmolLM2(t *testing.T) {
 				return
 			}
 			judge(t, f.router.HTTP, run.cases, want, run.cache, 8)
+		})
+	}
+}
+
+// Every weight format, each with one architecture and one KV dtype in turn.
+func TestRightTokensFormats(t *testing.T) {
+	t.Parallel() // beside others that measure no time
+	byFormat := map[string][]modeltest.Model{}
+	for _, m := range modeltest.Models() {
+		byFormat[m.Format] = append(byFormat[m.Format], m)
+	}
+	if len(byFormat) != 11 {
+		t.Errorf("%d formats, want 11", len(byFormat))
+	}
+	for i, format := range slices.Sorted(maps.Keys(byFormat)) {
+		m, dtype := byFormat[format][i%len(byFormat[format])], []string{"q8_0", "f16", "f32"}[i/3%3]
+		t.Run(m.Name+" kv "+dtype, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), m.Name+".gguf")
+			if err := os.WriteFile(path, m.GGUF(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cases := tokenCases([]int{1, 40}, m.Vocab(), 12)
+			want := reference(t, path, cases, "--kv-dtype="+dtype)
+			f := newRig(t).startPair(t, path, nil, nil, []string{"--kv-dtype=" + dtype, "--chunk=16"})
+			judge(t, f.router.HTTP, cases, want, false, 6)
 		})
 	}
 }

@@ -583,8 +583,8 @@ func TestOpenPaths(t *testing.T) {
 func manyColumns(kind Type) *builder {
 	f := &builder{version: 3, align: 32, keys: []bkey{
 		{"general.architecture", "llama"}, {"llama.block_count", uint32(1)}, {"llama.context_length", uint32(64)},
-		{"llama.embedding_length", uint32(256)}, {"llama.feed_forward_length", uint32(16)}, {"llama.attention.head_count", uint32(1)},
-		{"llama.attention.key_length", uint32(16)}, {"llama.attention.value_length", uint32(16)},
+		{"llama.embedding_length", uint32(256)}, {"llama.feed_forward_length", uint32(2)}, {"llama.attention.head_count", uint32(1)},
+		{"llama.attention.key_length", uint32(2)}, {"llama.attention.value_length", uint32(2)},
 		{"llama.attention.layer_norm_rms_epsilon", float32(1e-5)}, {"general.quantization_version", uint32(2)},
 	}}
 	matrix := func(name string, rows int) {
@@ -592,12 +592,12 @@ func manyColumns(kind Type) *builder {
 		f.tensors = append(f.tensors, btensor{name, kind, []uint64{256, uint64(rows)}, here, 256 / values * bytes * rows})
 	}
 	for _, name := range []string{"attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"} {
-		matrix("blk.0."+name+".weight", 16)
+		matrix("blk.0."+name+".weight", 2)
 	}
 	for _, name := range []string{"attn_output", "ffn_down"} {
-		f.tensors = append(f.tensors, btensor{"blk.0." + name + ".weight", F16, []uint64{16, 256}, here, 16 * 256 * 2})
+		f.tensors = append(f.tensors, btensor{"blk.0." + name + ".weight", F16, []uint64{2, 256}, here, 2 * 256 * 2})
 	}
-	matrix("token_embd.weight", 8)
+	matrix("token_embd.weight", 4)
 	for _, name := range []string{"blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"} {
 		f.vector(name+".weight", 256)
 	}
@@ -623,7 +623,7 @@ func TestEveryFormat(t *testing.T) {
 		if _, err := f.Hyper(); err != nil {
 			t.Errorf("%v: %v", kind, err)
 		}
-		if v, _ := f.Tensor("token_embd.weight"); v.Type != kind || len(v.Data) != 8*256/format.block*format.bytes || f.Quantisation() != kind.String() && kind != F16 {
+		if v, _ := f.Tensor("token_embd.weight"); v.Type != kind || len(v.Data) != 4*256/format.block*format.bytes || f.Quantisation() != kind.String() && kind != F16 {
 			t.Errorf("%v: %d bytes of %v, mostly %s", kind, len(v.Data), v.Type, f.Quantisation())
 		}
 		last := &builder{version: 3, align: 32, keys: []bkey{{"general.architecture", "llama"}}}
