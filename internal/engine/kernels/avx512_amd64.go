@@ -87,47 +87,47 @@ func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, v
 //go:noescape
 func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
 
-// merge16 is out = out f + part h.
-//
-//go:noescape
-func merge16(out *float32, part *float32, sixteens int, f float32, h float32)
-
-// exp16 is dst = exp((src - top) ÷ divisor).
-//
-//go:noescape
-func exp16(dst *float32, src *float32, sixteens int, top float32, divisor float32)
-
-// swiglu16 is dst = gate ÷ (1 + exp(-gate)) × up.
-//
-//go:noescape
-func swiglu16(dst *float32, gate *float32, up *float32, sixteens int)
-
-// scale16 is dst = (x f) w.
-//
-//go:noescape
-func scale16(dst *float32, x *float32, w *float32, sixteens int, f float32)
-
-// add16 is dst += x.
-//
-//go:noescape
-func add16(dst *float32, x *float32, sixteens int)
-
-// widenF16x16 widens halves.
-//
-//go:noescape
-func widenF16x16(dst *float32, src *byte, sixteens int)
-
-// roundF16x16 rounds to halves, ties to even.
-//
-//go:noescape
-func roundF16x16(dst *byte, src *float32, sixteens int)
-
 // rope16 rotates neighbouring pairs.
 //
 //go:noescape
 func rope16(v *float32, cos *float32, sin *float32, sixteens int)
 
-// ropeHalves16 rotates pairs of x and y.
+// merge512 is out = out f + part h.
 //
 //go:noescape
-func ropeHalves16(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
+func merge512(out *float32, part *float32, sixteens int, f float32, h float32)
+
+// exp512 is dst = exp((src - top) ÷ divisor).
+//
+//go:noescape
+func exp512(dst *float32, src *float32, sixteens int, top float32, divisor float32)
+
+// swiglu512 is dst = gate ÷ (1 + exp(-gate)) × up.
+//
+//go:noescape
+func swiglu512(dst *float32, gate *float32, up *float32, sixteens int)
+
+// scale512 is dst = (x f) w.
+//
+//go:noescape
+func scale512(dst *float32, x *float32, w *float32, sixteens int, f float32)
+
+// add512 is dst += x.
+//
+//go:noescape
+func add512(dst *float32, x *float32, sixteens int)
+
+// widenHalves512 widens halves.
+//
+//go:noescape
+func widenHalves512(dst *float32, src *byte, sixteens int)
+
+// roundHalves512 rounds to halves, ties to even.
+//
+//go:noescape
+func roundHalves512(dst *byte, src *float32, sixteens int)
+
+// ropeHalves512 rotates pairs of x and y.
+//
+//go:noescape
+func ropeHalves512(x *float32, y *float32, cos *float32, sin *float32, sixteens int)

@@ -3,7 +3,7 @@
 #include "textflag.h"
 
 // func packQ4_1(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, AVX512F
+// Requires: AVX, AVX512F
 TEXT ·packQ4_1(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -19,66 +19,66 @@ TEXT ·packQ4_1(SB), NOSPLIT, $0-32
 	VPBROADCASTD R10, Z1
 
 block:
-	VMOVDQU      4(CX), X2
-	VINSERTI128  $0x01, 4(SI), Y2, Y2
-	VINSERTI32X4 $0x02, 4(DI), Z2, Z2
-	VINSERTI32X4 $0x03, 4(R8), Z2, Z2
-	VMOVDQU      4(CX)(DX*1), X3
-	VINSERTI128  $0x01, 4(SI)(DX*1), Y3, Y3
-	VINSERTI32X4 $0x02, 4(DI)(DX*1), Z3, Z3
-	VINSERTI32X4 $0x03, 4(R8)(DX*1), Z3, Z3
-	VMOVDQU      4(CX)(DX*2), X4
-	VINSERTI128  $0x01, 4(SI)(DX*2), Y4, Y4
-	VINSERTI32X4 $0x02, 4(DI)(DX*2), Z4, Z4
-	VINSERTI32X4 $0x03, 4(R8)(DX*2), Z4, Z4
-	VMOVDQU      4(CX)(BX*1), X5
-	VINSERTI128  $0x01, 4(SI)(BX*1), Y5, Y5
-	VINSERTI32X4 $0x02, 4(DI)(BX*1), Z5, Z5
-	VINSERTI32X4 $0x03, 4(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ   Z3, Z2, Z6
-	VPUNPCKHDQ   Z3, Z2, Z7
-	VPUNPCKLDQ   Z5, Z4, Z8
-	VPUNPCKHDQ   Z5, Z4, Z9
-	VPUNPCKLQDQ  Z8, Z6, Z10
-	VPUNPCKHQDQ  Z8, Z6, Z6
-	VPUNPCKLQDQ  Z9, Z7, Z8
-	VPUNPCKHQDQ  Z9, Z7, Z7
-	VPSRLD       $0x04, Z10, Z9
-	VPANDD       Z1, Z10, Z10
-	VPANDD       Z1, Z9, Z9
-	VMOVDQU32    Z10, (AX)
-	VMOVDQU32    Z9, 256(AX)
-	VPSRLD       $0x04, Z6, Z9
-	VPANDD       Z1, Z6, Z6
-	VPANDD       Z1, Z9, Z9
-	VMOVDQU32    Z6, 64(AX)
-	VMOVDQU32    Z9, 320(AX)
-	VPSRLD       $0x04, Z8, Z9
-	VPANDD       Z1, Z8, Z8
-	VPANDD       Z1, Z9, Z9
-	VMOVDQU32    Z8, 128(AX)
-	VMOVDQU32    Z9, 384(AX)
-	VPSRLD       $0x04, Z7, Z9
-	VPANDD       Z1, Z7, Z7
-	VPANDD       Z1, Z9, Z9
-	VMOVDQU32    Z7, 192(AX)
-	VMOVDQU32    Z9, 448(AX)
-	KXNORW       K1, K1, K1
-	VPGATHERDD   (CX)(Z0*1), K1, Z11
-	VPMOVDW      Z11, Y6
-	VCVTPH2PS    Y6, Z6
-	VMOVUPS      Z6, 512(AX)
-	VPSRLD       $0x10, Z11, Z11
-	VPMOVDW      Z11, Y6
-	VCVTPH2PS    Y6, Z6
-	VMOVUPS      Z6, 576(AX)
-	ADDQ         $+20, CX
-	ADDQ         $+20, SI
-	ADDQ         $+20, DI
-	ADDQ         $+20, R8
-	ADDQ         $+640, AX
-	DECQ         R9
-	JNZ          block
+	VBROADCASTI32X4 4(CX), Z2
+	VINSERTI32X4    $0x01, 4(SI), Z2, Z2
+	VINSERTI32X4    $0x02, 4(DI), Z2, Z2
+	VINSERTI32X4    $0x03, 4(R8), Z2, Z2
+	VBROADCASTI32X4 4(CX)(DX*1), Z3
+	VINSERTI32X4    $0x01, 4(SI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x02, 4(DI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x03, 4(R8)(DX*1), Z3, Z3
+	VBROADCASTI32X4 4(CX)(DX*2), Z4
+	VINSERTI32X4    $0x01, 4(SI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x02, 4(DI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x03, 4(R8)(DX*2), Z4, Z4
+	VBROADCASTI32X4 4(CX)(BX*1), Z5
+	VINSERTI32X4    $0x01, 4(SI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x02, 4(DI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x03, 4(R8)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z2, Z6
+	VPUNPCKHDQ      Z3, Z2, Z2
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPUNPCKLQDQ     Z3, Z6, Z5
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z4, Z2, Z6
+	VPUNPCKHQDQ     Z4, Z2, Z2
+	VPSRLD          $0x04, Z5, Z4
+	VPANDD          Z1, Z5, Z5
+	VPANDD          Z1, Z4, Z4
+	VMOVDQU32       Z5, (AX)
+	VMOVDQU32       Z4, 256(AX)
+	VPSRLD          $0x04, Z3, Z4
+	VPANDD          Z1, Z3, Z3
+	VPANDD          Z1, Z4, Z4
+	VMOVDQU32       Z3, 64(AX)
+	VMOVDQU32       Z4, 320(AX)
+	VPSRLD          $0x04, Z6, Z4
+	VPANDD          Z1, Z6, Z6
+	VPANDD          Z1, Z4, Z4
+	VMOVDQU32       Z6, 128(AX)
+	VMOVDQU32       Z4, 384(AX)
+	VPSRLD          $0x04, Z2, Z4
+	VPANDD          Z1, Z2, Z2
+	VPANDD          Z1, Z4, Z4
+	VMOVDQU32       Z2, 192(AX)
+	VMOVDQU32       Z4, 448(AX)
+	KXNORW          K1, K1, K1
+	VPGATHERDD      (CX)(Z0*1), K1, Z7
+	VPMOVDW         Z7, Y2
+	VCVTPH2PS       Y2, Z2
+	VMOVUPS         Z2, 512(AX)
+	VPSRLD          $0x10, Z7, Z7
+	VPMOVDW         Z7, Y2
+	VCVTPH2PS       Y2, Z2
+	VMOVUPS         Z2, 576(AX)
+	ADDQ            $+20, CX
+	ADDQ            $+20, SI
+	ADDQ            $+20, DI
+	ADDQ            $+20, R8
+	ADDQ            $+640, AX
+	DECQ            R9
+	JNZ             block
 	VZEROUPPER
 	RET
 
@@ -101,7 +101,7 @@ DATA iota<>+60(SB)/4, $0x0000000f
 GLOBL iota<>(SB), RODATA|NOPTR, $64
 
 // func packQ8_0(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, AVX512F
+// Requires: AVX, AVX512F
 TEXT ·packQ8_0(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -117,82 +117,82 @@ TEXT ·packQ8_0(SB), NOSPLIT, $0-32
 	VPBROADCASTD R10, Z1
 
 block:
-	VMOVDQU      2(CX), X2
-	VINSERTI128  $0x01, 2(SI), Y2, Y2
-	VINSERTI32X4 $0x02, 2(DI), Z2, Z2
-	VINSERTI32X4 $0x03, 2(R8), Z2, Z2
-	VMOVDQU      2(CX)(DX*1), X3
-	VINSERTI128  $0x01, 2(SI)(DX*1), Y3, Y3
-	VINSERTI32X4 $0x02, 2(DI)(DX*1), Z3, Z3
-	VINSERTI32X4 $0x03, 2(R8)(DX*1), Z3, Z3
-	VMOVDQU      2(CX)(DX*2), X4
-	VINSERTI128  $0x01, 2(SI)(DX*2), Y4, Y4
-	VINSERTI32X4 $0x02, 2(DI)(DX*2), Z4, Z4
-	VINSERTI32X4 $0x03, 2(R8)(DX*2), Z4, Z4
-	VMOVDQU      2(CX)(BX*1), X5
-	VINSERTI128  $0x01, 2(SI)(BX*1), Y5, Y5
-	VINSERTI32X4 $0x02, 2(DI)(BX*1), Z5, Z5
-	VINSERTI32X4 $0x03, 2(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ   Z3, Z2, Z6
-	VPUNPCKHDQ   Z3, Z2, Z7
-	VPUNPCKLDQ   Z5, Z4, Z8
-	VPUNPCKHDQ   Z5, Z4, Z9
-	VPUNPCKLQDQ  Z8, Z6, Z10
-	VPUNPCKHQDQ  Z8, Z6, Z6
-	VPUNPCKLQDQ  Z9, Z7, Z8
-	VPUNPCKHQDQ  Z9, Z7, Z7
-	VPXORD       Z1, Z10, Z10
-	VMOVDQU32    Z10, (AX)
-	VPXORD       Z1, Z6, Z6
-	VMOVDQU32    Z6, 64(AX)
-	VPXORD       Z1, Z8, Z8
-	VMOVDQU32    Z8, 128(AX)
-	VPXORD       Z1, Z7, Z7
-	VMOVDQU32    Z7, 192(AX)
-	VMOVDQU      18(CX), X11
-	VINSERTI128  $0x01, 18(SI), Y11, Y11
-	VINSERTI32X4 $0x02, 18(DI), Z11, Z11
-	VINSERTI32X4 $0x03, 18(R8), Z11, Z11
-	VMOVDQU      18(CX)(DX*1), X12
-	VINSERTI128  $0x01, 18(SI)(DX*1), Y12, Y12
-	VINSERTI32X4 $0x02, 18(DI)(DX*1), Z12, Z12
-	VINSERTI32X4 $0x03, 18(R8)(DX*1), Z12, Z12
-	VMOVDQU      18(CX)(DX*2), X13
-	VINSERTI128  $0x01, 18(SI)(DX*2), Y13, Y13
-	VINSERTI32X4 $0x02, 18(DI)(DX*2), Z13, Z13
-	VINSERTI32X4 $0x03, 18(R8)(DX*2), Z13, Z13
-	VMOVDQU      18(CX)(BX*1), X14
-	VINSERTI128  $0x01, 18(SI)(BX*1), Y14, Y14
-	VINSERTI32X4 $0x02, 18(DI)(BX*1), Z14, Z14
-	VINSERTI32X4 $0x03, 18(R8)(BX*1), Z14, Z14
-	VPUNPCKLDQ   Z12, Z11, Z6
-	VPUNPCKHDQ   Z12, Z11, Z7
-	VPUNPCKLDQ   Z14, Z13, Z8
-	VPUNPCKHDQ   Z14, Z13, Z9
-	VPUNPCKLQDQ  Z8, Z6, Z10
-	VPUNPCKHQDQ  Z8, Z6, Z6
-	VPUNPCKLQDQ  Z9, Z7, Z8
-	VPUNPCKHQDQ  Z9, Z7, Z7
-	VPXORD       Z1, Z10, Z10
-	VMOVDQU32    Z10, 256(AX)
-	VPXORD       Z1, Z6, Z6
-	VMOVDQU32    Z6, 320(AX)
-	VPXORD       Z1, Z8, Z8
-	VMOVDQU32    Z8, 384(AX)
-	VPXORD       Z1, Z7, Z7
-	VMOVDQU32    Z7, 448(AX)
-	KXNORW       K1, K1, K1
-	VPGATHERDD   (CX)(Z0*1), K1, Z15
-	VPMOVDW      Z15, Y6
-	VCVTPH2PS    Y6, Z6
-	VMOVUPS      Z6, 512(AX)
-	ADDQ         $+34, CX
-	ADDQ         $+34, SI
-	ADDQ         $+34, DI
-	ADDQ         $+34, R8
-	ADDQ         $+640, AX
-	DECQ         R9
-	JNZ          block
+	VBROADCASTI32X4 2(CX), Z2
+	VINSERTI32X4    $0x01, 2(SI), Z2, Z2
+	VINSERTI32X4    $0x02, 2(DI), Z2, Z2
+	VINSERTI32X4    $0x03, 2(R8), Z2, Z2
+	VBROADCASTI32X4 2(CX)(DX*1), Z3
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z3, Z3
+	VBROADCASTI32X4 2(CX)(DX*2), Z4
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z4, Z4
+	VBROADCASTI32X4 2(CX)(BX*1), Z5
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z2, Z6
+	VPUNPCKHDQ      Z3, Z2, Z2
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPUNPCKLQDQ     Z3, Z6, Z5
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z4, Z2, Z6
+	VPUNPCKHQDQ     Z4, Z2, Z2
+	VPXORD          Z1, Z5, Z5
+	VMOVDQU32       Z5, (AX)
+	VPXORD          Z1, Z3, Z3
+	VMOVDQU32       Z3, 64(AX)
+	VPXORD          Z1, Z6, Z6
+	VMOVDQU32       Z6, 128(AX)
+	VPXORD          Z1, Z2, Z2
+	VMOVDQU32       Z2, 192(AX)
+	VBROADCASTI32X4 18(CX), Z2
+	VINSERTI32X4    $0x01, 18(SI), Z2, Z2
+	VINSERTI32X4    $0x02, 18(DI), Z2, Z2
+	VINSERTI32X4    $0x03, 18(R8), Z2, Z2
+	VBROADCASTI32X4 18(CX)(DX*1), Z3
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z3, Z3
+	VBROADCASTI32X4 18(CX)(DX*2), Z4
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z4, Z4
+	VBROADCASTI32X4 18(CX)(BX*1), Z5
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z2, Z6
+	VPUNPCKHDQ      Z3, Z2, Z2
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPUNPCKLQDQ     Z3, Z6, Z5
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z4, Z2, Z6
+	VPUNPCKHQDQ     Z4, Z2, Z2
+	VPXORD          Z1, Z5, Z5
+	VMOVDQU32       Z5, 256(AX)
+	VPXORD          Z1, Z3, Z3
+	VMOVDQU32       Z3, 320(AX)
+	VPXORD          Z1, Z6, Z6
+	VMOVDQU32       Z6, 384(AX)
+	VPXORD          Z1, Z2, Z2
+	VMOVDQU32       Z2, 448(AX)
+	KXNORW          K1, K1, K1
+	VPGATHERDD      (CX)(Z0*1), K1, Z7
+	VPMOVDW         Z7, Y2
+	VCVTPH2PS       Y2, Z2
+	VMOVUPS         Z2, 512(AX)
+	ADDQ            $+34, CX
+	ADDQ            $+34, SI
+	ADDQ            $+34, DI
+	ADDQ            $+34, R8
+	ADDQ            $+640, AX
+	DECQ            R9
+	JNZ             block
 	VZEROUPPER
 	RET
 
@@ -1903,16 +1903,65 @@ rows:
 	VZEROUPPER
 	RET
 
-// func merge16(out *float32, part *float32, sixteens int, f float32, h float32)
+// func rope16(v *float32, cos *float32, sin *float32, sixteens int)
 // Requires: AVX, AVX512F
-TEXT ·merge16(SB), NOSPLIT, $0-32
+TEXT ·rope16(SB), NOSPLIT, $0-32
+	MOVQ      v+0(FP), AX
+	MOVQ      cos+8(FP), CX
+	MOVQ      sin+16(FP), DX
+	MOVQ      sixteens+24(FP), BX
+	VMOVDQU32 twice<>+0(SB), Z0
+	MOVL      $0x00005555, SI
+	KMOVW     SI, K1
+
+values:
+	VMOVUPS   (AX), Z1
+	VMOVUPS   (CX), Y3
+	VMOVUPS   (DX), Y4
+	VPERMPS   Z3, Z0, Z3
+	VPERMPS   Z4, Z0, Z4
+	VPERMILPS $0xb1, Z1, Z2
+	VMULPS    Z3, Z1, Z1
+	VMULPS    Z4, Z2, Z2
+	VADDPS    Z2, Z1, Z3
+	VSUBPS    Z2, Z1, K1, Z3
+	VMOVUPS   Z3, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	ADDQ      $0x40, AX
+	DECQ      BX
+	JNZ       values
+	VZEROUPPER
+	RET
+
+DATA twice<>+0(SB)/4, $0x00000000
+DATA twice<>+4(SB)/4, $0x00000000
+DATA twice<>+8(SB)/4, $0x00000001
+DATA twice<>+12(SB)/4, $0x00000001
+DATA twice<>+16(SB)/4, $0x00000002
+DATA twice<>+20(SB)/4, $0x00000002
+DATA twice<>+24(SB)/4, $0x00000003
+DATA twice<>+28(SB)/4, $0x00000003
+DATA twice<>+32(SB)/4, $0x00000004
+DATA twice<>+36(SB)/4, $0x00000004
+DATA twice<>+40(SB)/4, $0x00000005
+DATA twice<>+44(SB)/4, $0x00000005
+DATA twice<>+48(SB)/4, $0x00000006
+DATA twice<>+52(SB)/4, $0x00000006
+DATA twice<>+56(SB)/4, $0x00000007
+DATA twice<>+60(SB)/4, $0x00000007
+GLOBL twice<>(SB), RODATA|NOPTR, $64
+
+// func merge512(out *float32, part *float32, sixteens int, f float32, h float32)
+// Requires: AVX, AVX512F
+TEXT ·merge512(SB), NOSPLIT, $0-32
 	MOVQ         out+0(FP), AX
 	MOVQ         part+8(FP), CX
 	MOVQ         sixteens+16(FP), DX
 	VBROADCASTSS f+24(FP), Z0
 	VBROADCASTSS h+28(FP), Z1
 
-sixteens:
+values:
 	VMULPS  (AX), Z0, Z2
 	VMULPS  (CX), Z1, Z3
 	VADDPS  Z3, Z2, Z2
@@ -1920,13 +1969,13 @@ sixteens:
 	ADDQ    $0x40, AX
 	ADDQ    $0x40, CX
 	DECQ    DX
-	JNZ     sixteens
+	JNZ     values
 	VZEROUPPER
 	RET
 
-// func exp16(dst *float32, src *float32, sixteens int, top float32, divisor float32)
+// func exp512(dst *float32, src *float32, sixteens int, top float32, divisor float32)
 // Requires: AVX, AVX512F
-TEXT ·exp16(SB), NOSPLIT, $0-32
+TEXT ·exp512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         sixteens+16(FP), DX
@@ -1961,7 +2010,7 @@ TEXT ·exp16(SB), NOSPLIT, $0-32
 	MOVL         $0x3f000000, BX
 	VPBROADCASTD BX, Z15
 
-sixteens:
+values:
 	VMOVUPS   (CX), Z16
 	VSUBPS    Z0, Z16, Z16
 	VDIVPS    Z1, Z16, Z16
@@ -1999,13 +2048,13 @@ sixteens:
 	ADDQ      $0x40, AX
 	ADDQ      $0x40, CX
 	DECQ      DX
-	JNZ       sixteens
+	JNZ       values
 	VZEROUPPER
 	RET
 
-// func swiglu16(dst *float32, gate *float32, up *float32, sixteens int)
-// Requires: AVX, AVX512F
-TEXT ·swiglu16(SB), NOSPLIT, $0-32
+// func swiglu512(dst *float32, gate *float32, up *float32, sixteens int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·swiglu512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         gate+8(FP), CX
 	MOVQ         up+16(FP), DX
@@ -2041,9 +2090,9 @@ TEXT ·swiglu16(SB), NOSPLIT, $0-32
 	MOVL         $0x80000000, SI
 	VPBROADCASTD SI, Z14
 
-sixteens:
+values:
 	VMOVUPS   (CX), Z15
-	VPXORD    Z14, Z15, Z16
+	VXORPS    Z14, Z15, Z16
 	VMULPS    Z0, Z16, Z17
 	VADDPS    Z1, Z17, Z17
 	VSUBPS    Z1, Z17, Z18
@@ -2082,20 +2131,20 @@ sixteens:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, DX
 	DECQ      BX
-	JNZ       sixteens
+	JNZ       values
 	VZEROUPPER
 	RET
 
-// func scale16(dst *float32, x *float32, w *float32, sixteens int, f float32)
+// func scale512(dst *float32, x *float32, w *float32, sixteens int, f float32)
 // Requires: AVX, AVX512F
-TEXT ·scale16(SB), NOSPLIT, $0-36
+TEXT ·scale512(SB), NOSPLIT, $0-36
 	MOVQ         dst+0(FP), AX
 	MOVQ         x+8(FP), CX
 	MOVQ         w+16(FP), DX
 	MOVQ         sixteens+24(FP), BX
 	VBROADCASTSS f+32(FP), Z0
 
-sixteens:
+values:
 	VMULPS  (CX), Z0, Z1
 	VMULPS  (DX), Z1, Z1
 	VMOVUPS Z1, (AX)
@@ -2103,121 +2152,72 @@ sixteens:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, DX
 	DECQ    BX
-	JNZ     sixteens
+	JNZ     values
 	VZEROUPPER
 	RET
 
-// func add16(dst *float32, x *float32, sixteens int)
+// func add512(dst *float32, x *float32, sixteens int)
 // Requires: AVX, AVX512F
-TEXT ·add16(SB), NOSPLIT, $0-24
+TEXT ·add512(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ x+8(FP), CX
 	MOVQ sixteens+16(FP), DX
 
-sixteens:
+values:
 	VMOVUPS (AX), Z0
 	VADDPS  (CX), Z0, Z0
 	VMOVUPS Z0, (AX)
 	ADDQ    $0x40, AX
 	ADDQ    $0x40, CX
 	DECQ    DX
-	JNZ     sixteens
+	JNZ     values
 	VZEROUPPER
 	RET
 
-// func widenF16x16(dst *float32, src *byte, sixteens int)
+// func widenHalves512(dst *float32, src *byte, sixteens int)
 // Requires: AVX, AVX512F
-TEXT ·widenF16x16(SB), NOSPLIT, $0-24
+TEXT ·widenHalves512(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
 	MOVQ sixteens+16(FP), DX
 
-sixteens:
+values:
 	VCVTPH2PS (CX), Z0
 	VMOVUPS   Z0, (AX)
 	ADDQ      $0x20, CX
 	ADDQ      $0x40, AX
 	DECQ      DX
-	JNZ       sixteens
+	JNZ       values
 	VZEROUPPER
 	RET
 
-// func roundF16x16(dst *byte, src *float32, sixteens int)
+// func roundHalves512(dst *byte, src *float32, sixteens int)
 // Requires: AVX, AVX512F
-TEXT ·roundF16x16(SB), NOSPLIT, $0-24
+TEXT ·roundHalves512(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
 	MOVQ sixteens+16(FP), DX
 
-sixteens:
+values:
 	VMOVUPS   (CX), Z0
 	VCVTPS2PH $0x00, Z0, (AX)
 	ADDQ      $0x20, AX
 	ADDQ      $0x40, CX
 	DECQ      DX
-	JNZ       sixteens
+	JNZ       values
 	VZEROUPPER
 	RET
 
-// func rope16(v *float32, cos *float32, sin *float32, sixteens int)
+// func ropeHalves512(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
 // Requires: AVX, AVX512F
-TEXT ·rope16(SB), NOSPLIT, $0-32
-	MOVQ      v+0(FP), AX
-	MOVQ      cos+8(FP), CX
-	MOVQ      sin+16(FP), DX
-	MOVQ      sixteens+24(FP), BX
-	VMOVDQU32 twice<>+0(SB), Z0
-	MOVL      $0x00005555, SI
-	KMOVW     SI, K1
-
-sixteens:
-	VMOVUPS   (AX), Z1
-	VMOVUPS   (CX), Y3
-	VMOVUPS   (DX), Y4
-	VPERMPS   Z3, Z0, Z3
-	VPERMPS   Z4, Z0, Z4
-	VPERMILPS $0xb1, Z1, Z2
-	VMULPS    Z3, Z1, Z1
-	VMULPS    Z4, Z2, Z2
-	VADDPS    Z2, Z1, Z3
-	VSUBPS    Z2, Z1, K1, Z3
-	VMOVUPS   Z3, (AX)
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
-	ADDQ      $0x40, AX
-	DECQ      BX
-	JNZ       sixteens
-	VZEROUPPER
-	RET
-
-DATA twice<>+0(SB)/4, $0x00000000
-DATA twice<>+4(SB)/4, $0x00000000
-DATA twice<>+8(SB)/4, $0x00000001
-DATA twice<>+12(SB)/4, $0x00000001
-DATA twice<>+16(SB)/4, $0x00000002
-DATA twice<>+20(SB)/4, $0x00000002
-DATA twice<>+24(SB)/4, $0x00000003
-DATA twice<>+28(SB)/4, $0x00000003
-DATA twice<>+32(SB)/4, $0x00000004
-DATA twice<>+36(SB)/4, $0x00000004
-DATA twice<>+40(SB)/4, $0x00000005
-DATA twice<>+44(SB)/4, $0x00000005
-DATA twice<>+48(SB)/4, $0x00000006
-DATA twice<>+52(SB)/4, $0x00000006
-DATA twice<>+56(SB)/4, $0x00000007
-DATA twice<>+60(SB)/4, $0x00000007
-GLOBL twice<>(SB), RODATA|NOPTR, $64
-
-// func ropeHalves16(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
-// Requires: AVX, AVX512F
-TEXT ·ropeHalves16(SB), NOSPLIT, $0-40
+TEXT ·ropeHalves512(SB), NOSPLIT, $0-40
 	MOVQ x+0(FP), AX
 	MOVQ y+8(FP), CX
 	MOVQ cos+16(FP), DX
 	MOVQ sin+24(FP), BX
 	MOVQ sixteens+32(FP), SI
 
-sixteens:
+values:
 	VMOVUPS (AX), Z0
 	VMOVUPS (CX), Z1
 	VMOVUPS (DX), Z2
@@ -2235,6 +2235,6 @@ sixteens:
 	ADDQ    $0x40, DX
 	ADDQ    $0x40, BX
 	DECQ    SI
-	JNZ     sixteens
+	JNZ     values
 	VZEROUPPER
 	RET

@@ -108,3 +108,20 @@ func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 
 // bytesOf is where the bytes of a slice begin.
 func bytesOf[T any](s []T) *byte { return (*byte)(unsafe.Pointer(&s[0])) }
+
+// quantiseRecords is the quantise of paths without a routine for it.
+func quantiseRecords(dst *byte, src *float32, stride, blocks int) {
+	records := unsafe.Slice((*record)(unsafe.Pointer(dst)), blocks)
+	var q [Block]int64
+	for v := range 4 {
+		row := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(src), v*stride)), blocks*Block)
+		for b := range records {
+			r := &records[b]
+			scale, sum := quantise(q[:], row[b*Block:][:Block])
+			r.scale[v], r.sum[v], r.bias[v] = scale, float32(float32(sum)*scale), -128*sum
+			for i, f := range q {
+				r.q[i/4][v][i%4] = int8(f)
+			}
+		}
+	}
+}

@@ -1,6 +1,10 @@
 package kernels
 
-import "golang.org/x/sys/cpu"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
 
 // detect says which paths this processor and its operating system support.
 func detect() []*path {
@@ -8,6 +12,9 @@ func detect() []*path {
 	x := &cpu.X86
 	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ && x.HasAVX512VNNI {
 		paths = append(paths, avx512)
+	}
+	if x.HasAVX2 && x.HasFMA { // FMA came with halves; it is not used
+		paths = append(paths, avx2)
 	}
 	return paths
 }
@@ -22,8 +29,45 @@ var avx512 = &path{
 	},
 	float: &floatRoutines{
 		dots4x4: dots4x4, dots16x1: dots16x1, dot: dot16, softmax: softmax64,
-		mix4x64: mix4x64, mix4x16: mix4x16, mix1x64: mix1x64, mix1x16: mix1x16, merge: merge16,
-		exp: exp16, swiglu: swiglu16, scale: scale16, add: add16,
-		widenF16: widenF16x16, roundF16: roundF16x16, rope: rope16, halves: ropeHalves16,
+		mix4x64: mix4x64, mix4x16: mix4x16, mix1x64: mix1x64, mix1x16: mix1x16, merge: merge512,
+		exp: exp512, swiglu: swiglu512, scale: scale512, add: add512,
+		widenF16: widenHalves512, roundF16: roundHalves512, rope: rope16, halves: ropeHalves512,
 	},
 }
+
+var avx2 = &path{
+	name: "avx2",
+	int8: &int8Routines{
+		pack:     map[Type]packRoutine{Q8_0: {packQ8_0x2, false}, Q4_1: {packQ4_1x2, true}},
+		bias:     [3]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2},
+		min:      [3]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2},
+		quantise: quantiseRecords,
+	},
+	float: &floatRoutines{
+		dots4x4: dots4x4x2, dots16x1: dots16x1x2, dot: dot16x2, softmax: softmax64x2,
+		mix4x64: fourTimes(mix1x64x2), mix4x16: fourTimes(mix1x16x2), mix1x64: mix1x64x2, mix1x16: mix1x16x2, merge: merge256,
+		exp: exp256, swiglu: swiglu256, scale: scale256, add: add256,
+		widenF16: widenHalves256, roundF16: roundHalves256, halves: ropeHalves256,
+	},
+}
+
+// thrice multiplies 12 vectors by a routine for 4.
+func thrice(four mulRoutine) mulRoutine {
+	return func(y *float32, stride int, w, x *byte, group, blocks int) {
+		for i := range 3 {
+			four(ahead(y, 4*i*stride), stride, w, ahead(x, i*group), group, blocks)
+		}
+	}
+}
+
+// fourTimes mixes for 4 queries by a routine for one.
+func fourTimes(one mixRoutine) mixRoutine {
+	return func(out *float32, outStride int, p *float32, pStride int, v *float32, vStride, n int) {
+		for i := range 4 {
+			one(ahead(out, i*outStride), outStride, ahead(p, i*pStride), pStride, v, vStride, n)
+		}
+	}
+}
+
+// ahead is a pointer so many bytes ahead.
+func ahead[T any](p *T, bytes int) *T { return (*T)(unsafe.Add(unsafe.Pointer(p), bytes)) }

@@ -83,7 +83,7 @@ func (t *RopeTable) Apply(v []float32, p int) {
 		return
 	}
 	v = v[:2*t.pairs]
-	if f := now.float; f != nil && len(v)%lanes == 0 {
+	if f := now.float; f != nil && f.rope != nil && len(v)%lanes == 0 {
 		f.rope(&v[0], &cos[0], &sin[0], len(v)/lanes)
 		return
 	}

@@ -9,10 +9,23 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Float routines. A register is the 16 lanes of a float sum; products are
-// rounded before they are added. See docs/numerics.md.
+// Float routines. Products are rounded before they are added; see
+// docs/numerics.md. Routines that treat each value alike are written once, for
+// registers of 16 values (AVX-512) and of 8 (AVX2).
 
 func floats(a *asm) {
+	merge(a)
+	exps(a)
+	swiglu(a)
+	norm(a)
+	add(a)
+	widen(a)
+	round(a)
+	ropeHalves(a)
+}
+
+// sums512 are the routines with sums: a register is the 16 lanes of a sum.
+func sums512(a *asm) {
 	dots4x4(a)
 	dots16x1(a)
 	dot(a)
@@ -22,15 +35,7 @@ func floats(a *asm) {
 			mix(a, queries, width)
 		}
 	}
-	merge(a)
-	exps(a)
-	swiglu(a)
-	norm(a)
-	add(a)
-	widen(a)
-	round(a)
 	rope(a)
-	ropeHalves(a)
 }
 
 // tree adds the lanes of each of 16 registers, halves first, and gives sum i in
@@ -225,13 +230,20 @@ func dot(a *asm) {
 	a.done()
 }
 
-// numbers of Exp, see funcs.go.
+// expNumbers are the numbers of Exp, see funcs.go: in registers where there are
+// enough.
 type expNumbers struct {
-	log2e, round, ln2, rest, one, low, high, inf reg.VecVirtual
-	p                                            []reg.VecVirtual
+	log2e, round, ln2, rest, one, low, high, inf operand.Op
+	p                                            []operand.Op
 }
 
-func (a *asm) float(f float64) reg.VecVirtual { return a.broadcast(math.Float32bits(float32(f))) }
+func (a *asm) float(f float64) operand.Op {
+	bits := math.Float32bits(float32(f))
+	if a.lanes == 16 {
+		return a.broadcast(bits)
+	}
+	return a.constant(bits)
+}
 
 func (a *asm) expNumbers() expNumbers {
 	n := expNumbers{
@@ -246,7 +258,7 @@ func (a *asm) expNumbers() expNumbers {
 
 // exp is Exp of each lane of x.
 func (a *asm) exp(c *expNumbers, x reg.VecVirtual) reg.VecVirtual {
-	t, n, r, p, u, k := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.K()
+	t, n, r, p, u := a.vec(), a.vec(), a.vec(), a.vec(), a.vec()
 	a.VMULPS(c.log2e, x, t)
 	a.VADDPS(c.round, t, t)
 	a.VSUBPS(c.round, t, n)
@@ -266,11 +278,21 @@ func (a *asm) exp(c *expNumbers, x reg.VecVirtual) reg.VecVirtual {
 	a.VPSLLD(operand.U8(23), t, t)
 	a.VPADDD(t, p, p)
 	const unordered, notLess, greater = 0x03, 0x15, 0x1e
+	if a.lanes == 8 {
+		a.VCMPPS(operand.U8(greater), c.high, x, u)
+		a.VBLENDVPS(u, c.inf, p, p)
+		a.VCMPPS(operand.U8(unordered), x, x, u)
+		a.VBLENDVPS(u, x, p, p)
+		a.VCMPPS(operand.U8(notLess), c.low, x, u)
+		a.VANDPS(u, p, p)
+		return p
+	}
+	k := a.K()
 	a.VCMPPS(operand.U8(greater), c.high, x, k)
 	a.VMOVAPS(c.inf, k, p)
 	a.VCMPPS(operand.U8(unordered), x, x, k)
 	a.VMOVAPS(x, k, p)
-	a.VCMPPS(operand.U8(notLess), c.low, x, k) // not less, or unordered
+	a.VCMPPS(operand.U8(notLess), c.low, x, k) // or unordered
 	a.VMOVAPS_Z(p, k, p)
 	return p
 }
@@ -288,7 +310,7 @@ func softmax(a *asm) {
 	a.MOVQ(operand.I32(64), shift)
 	a.SUBQ(n, shift)
 	a.SHRXQ(shift, mask, mask)
-	minus, best := a.float(math.Inf(-1)), a.ZMM()
+	minus, best := a.broadcast(math.Float32bits(float32(math.Inf(-1)))), a.ZMM()
 	v := a.zmms(4)
 	for i := range v {
 		k := a.K()
@@ -383,24 +405,27 @@ func mix(a *asm, queries, width int) {
 	a.done()
 }
 
-// each emits a loop over sixteens of values at the pointers.
+// each emits a loop over values at the pointers, whose number is in sixteens.
 func (a *asm) each(n reg.GPVirtual, body func(), pointers ...reg.GPVirtual) {
-	a.loop("sixteens", n, func() {
+	if a.lanes == 8 {
+		a.ADDQ(n, n)
+	}
+	a.loop("values", n, func() {
 		body()
 		for _, p := range pointers {
-			a.ADDQ(operand.U8(64), p)
+			a.ADDQ(operand.U8(4*a.lanes), p)
 		}
 	})
 	a.done()
 }
 
 func merge(a *asm) {
-	a.function("merge16", "func(out, part *float32, sixteens int, f, h float32)", "merge16 is out = out f + part h.")
-	out, part, n, f, h := a.param("out"), a.param("part"), a.param("sixteens"), a.ZMM(), a.ZMM()
+	a.function(a.name("merge"), "func(out, part *float32, sixteens int, f, h float32)", a.name("merge")+" is out = out f + part h.")
+	out, part, n, f, h := a.param("out"), a.param("part"), a.param("sixteens"), a.vec(), a.vec()
 	a.VBROADCASTSS(a.mustAddr("f"), f)
 	a.VBROADCASTSS(a.mustAddr("h"), h)
 	a.each(n, func() {
-		s, t := a.ZMM(), a.ZMM()
+		s, t := a.vec(), a.vec()
 		a.VMULPS(at(out, 0), f, s)
 		a.VMULPS(at(part, 0), h, t)
 		a.VADDPS(t, s, s)
@@ -409,13 +434,13 @@ func merge(a *asm) {
 }
 
 func exps(a *asm) {
-	a.function("exp16", "func(dst, src *float32, sixteens int, top, divisor float32)", "exp16 is dst = exp((src - top) ÷ divisor).")
-	dst, src, n, top, div := a.param("dst"), a.param("src"), a.param("sixteens"), a.ZMM(), a.ZMM()
+	a.function(a.name("exp"), "func(dst, src *float32, sixteens int, top, divisor float32)", a.name("exp")+" is dst = exp((src - top) ÷ divisor).")
+	dst, src, n, top, div := a.param("dst"), a.param("src"), a.param("sixteens"), a.vec(), a.vec()
 	a.VBROADCASTSS(a.mustAddr("top"), top)
 	a.VBROADCASTSS(a.mustAddr("divisor"), div)
 	c := a.expNumbers()
 	a.each(n, func() {
-		x := a.ZMM()
+		x := a.vec()
 		a.VMOVUPS(at(src, 0), x)
 		a.VSUBPS(top, x, x)
 		a.VDIVPS(div, x, x)
@@ -424,13 +449,13 @@ func exps(a *asm) {
 }
 
 func swiglu(a *asm) {
-	a.function("swiglu16", "func(dst, gate, up *float32, sixteens int)", "swiglu16 is dst = gate ÷ (1 + exp(-gate)) × up.")
+	a.function(a.name("swiglu"), "func(dst, gate, up *float32, sixteens int)", a.name("swiglu")+" is dst = gate ÷ (1 + exp(-gate)) × up.")
 	dst, gate, up, n := a.param("dst"), a.param("gate"), a.param("up"), a.param("sixteens")
-	c, sign := a.expNumbers(), a.broadcast(1<<31)
+	c, sign := a.expNumbers(), a.float(math.Copysign(0, -1))
 	a.each(n, func() {
-		g, x := a.ZMM(), a.ZMM()
+		g, x := a.vec(), a.vec()
 		a.VMOVUPS(at(gate, 0), g)
-		a.VPXORD(sign, g, x)
+		a.VXORPS(sign, g, x)
 		e := a.exp(&c, x)
 		a.VADDPS(c.one, e, e)
 		a.VDIVPS(e, g, g)
@@ -440,11 +465,11 @@ func swiglu(a *asm) {
 }
 
 func norm(a *asm) {
-	a.function("scale16", "func(dst, x, w *float32, sixteens int, f float32)", "scale16 is dst = (x f) w.")
-	dst, x, w, n, f := a.param("dst"), a.param("x"), a.param("w"), a.param("sixteens"), a.ZMM()
+	a.function(a.name("scale"), "func(dst, x, w *float32, sixteens int, f float32)", a.name("scale")+" is dst = (x f) w.")
+	dst, x, w, n, f := a.param("dst"), a.param("x"), a.param("w"), a.param("sixteens"), a.vec()
 	a.VBROADCASTSS(a.mustAddr("f"), f)
 	a.each(n, func() {
-		v := a.ZMM()
+		v := a.vec()
 		a.VMULPS(at(x, 0), f, v)
 		a.VMULPS(at(w, 0), v, v)
 		a.VMOVUPS(v, at(dst, 0))
@@ -452,10 +477,10 @@ func norm(a *asm) {
 }
 
 func add(a *asm) {
-	a.function("add16", "func(dst, x *float32, sixteens int)", "add16 is dst += x.")
+	a.function(a.name("add"), "func(dst, x *float32, sixteens int)", a.name("add")+" is dst += x.")
 	dst, x, n := a.param("dst"), a.param("x"), a.param("sixteens")
 	a.each(n, func() {
-		v := a.ZMM()
+		v := a.vec()
 		a.VMOVUPS(at(dst, 0), v)
 		a.VADDPS(at(x, 0), v, v)
 		a.VMOVUPS(v, at(dst, 0))
@@ -463,24 +488,24 @@ func add(a *asm) {
 }
 
 func widen(a *asm) {
-	a.function("widenF16x16", "func(dst *float32, src *byte, sixteens int)", "widenF16x16 widens halves.")
+	a.function(a.name("widenHalves"), "func(dst *float32, src *byte, sixteens int)", a.name("widenHalves")+" widens halves.")
 	dst, src, n := a.param("dst"), a.param("src"), a.param("sixteens")
 	a.each(n, func() {
-		v := a.ZMM()
+		v := a.vec()
 		a.VCVTPH2PS(at(src, 0), v)
 		a.VMOVUPS(v, at(dst, 0))
-		a.ADDQ(operand.U8(32), src)
+		a.ADDQ(operand.U8(2*a.lanes), src)
 	}, dst)
 }
 
 func round(a *asm) {
-	a.function("roundF16x16", "func(dst *byte, src *float32, sixteens int)", "roundF16x16 rounds to halves, ties to even.")
+	a.function(a.name("roundHalves"), "func(dst *byte, src *float32, sixteens int)", a.name("roundHalves")+" rounds to halves, ties to even.")
 	dst, src, n := a.param("dst"), a.param("src"), a.param("sixteens")
 	a.each(n, func() {
-		v := a.ZMM()
+		v := a.vec()
 		a.VMOVUPS(at(src, 0), v)
 		a.VCVTPS2PH(operand.U8(0), v, at(dst, 0))
-		a.ADDQ(operand.U8(32), dst)
+		a.ADDQ(operand.U8(2*a.lanes), dst)
 	}, src)
 }
 
@@ -515,10 +540,10 @@ func rope(a *asm) {
 }
 
 func ropeHalves(a *asm) {
-	a.function("ropeHalves16", "func(x, y, cos, sin *float32, sixteens int)", "ropeHalves16 rotates pairs of x and y.")
+	a.function(a.name("ropeHalves"), "func(x, y, cos, sin *float32, sixteens int)", a.name("ropeHalves")+" rotates pairs of x and y.")
 	x, y, cos, sin, n := a.param("x"), a.param("y"), a.param("cos"), a.param("sin"), a.param("sixteens")
 	a.each(n, func() {
-		u, v, c, s, t := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM()
+		u, v, c, s, t := a.vec(), a.vec(), a.vec(), a.vec(), a.vec()
 		a.VMOVUPS(at(x, 0), u)
 		a.VMOVUPS(at(y, 0), v)
 		a.VMOVUPS(at(cos, 0), c)

@@ -28,6 +28,7 @@ func avx512(a *asm) {
 		mul(a, cols, true)
 	}
 	quantise(a)
+	sums512(a)
 	floats(a)
 }
 
@@ -79,8 +80,8 @@ func (r *rows) next(a *asm, bytes int) {
 func (r *rows) quads(a *asm, disp int) []reg.VecVirtual {
 	v := a.zmms(4)
 	for j := range v {
-		a.VMOVDQU(r.row(0, j, disp), v[j].AsX())
-		a.VINSERTI128(operand.U8(1), r.row(1, j, disp), v[j].AsY(), v[j].AsY())
+		a.VBROADCASTI32X4(r.row(0, j, disp), v[j])
+		a.VINSERTI32X4(operand.U8(1), r.row(1, j, disp), v[j], v[j])
 		a.VINSERTI32X4(operand.U8(2), r.row(2, j, disp), v[j], v[j])
 		a.VINSERTI32X4(operand.U8(3), r.row(3, j, disp), v[j], v[j])
 	}

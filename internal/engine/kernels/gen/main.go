@@ -31,8 +31,11 @@ func main() {
 // files are the generated files by name.
 func files() map[string][]byte {
 	all := map[string][]byte{}
-	for name, write := range map[string]func(*asm){"avx512_amd64": avx512} {
-		a := &asm{Context: build.NewContext()}
+	for name, write := range map[string]func(*asm){"avx512_amd64": avx512, "avx2_amd64": avx2} {
+		a := &asm{Context: build.NewContext(), lanes: 16}
+		if name == "avx2_amd64" {
+			a.lanes = 8
+		}
 		write(a)
 		file, err := a.Result()
 		if err == nil {
@@ -56,7 +59,9 @@ func files() map[string][]byte {
 // asm is avo's context with what all kernels need.
 type asm struct {
 	*build.Context
-	numbers operand.Mem // 0 to 15, if there are
+	lanes     int         // values in a register
+	numbers   operand.Mem // 0 to 15, if there are
+	constants map[uint32]operand.Mem
 }
 
 // function begins a function without a frame that keeps no pointer.
@@ -138,4 +143,32 @@ func (a *asm) iota() operand.Mem {
 		}
 	}
 	return a.numbers
+}
+
+// name tells routines for the two register widths apart.
+func (a *asm) name(s string) string { return fmt.Sprintf("%s%d", s, 32*a.lanes) }
+
+// vec takes a register.
+func (a *asm) vec() reg.VecVirtual {
+	if a.lanes == 16 {
+		return a.ZMM()
+	}
+	return a.YMM()
+}
+
+// constant is a word for each lane, in memory.
+func (a *asm) constant(word uint32) operand.Mem {
+	m, ok := a.constants[word]
+	if !ok {
+		m = a.StaticGlobal(fmt.Sprintf("all%08x", word))
+		a.DataAttributes(rodata)
+		for range a.lanes {
+			a.AppendDatum(operand.U32(word))
+		}
+		if a.constants == nil {
+			a.constants = map[uint32]operand.Mem{}
+		}
+		a.constants[word] = m
+	}
+	return m
 }
