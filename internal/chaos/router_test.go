@@ -3,7 +3,11 @@ package chaos
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -137,4 +141,66 @@ func await(t *testing.T, most time.Duration, ok func() bool) time.Duration {
 		<-time.After(20 * time.Millisecond)
 	}
 	return time.Since(began)
+}
+
+// Tokens are rotated in the files of all parts while they run: no request fails,
+// the old token is refused in the end, and a prefill that starts anew is reached
+// by a decode that had learned the new token from its file.
+func TestTokensRotateWithoutRestart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	file := filepath.Join(t.TempDir(), "tokens")
+	write := func(s string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old\n")
+	auth := "--token-file=" + file
+	pArgs := []string{"prefill", "sim", "--engine=sim", "--listen=127.0.0.1:" + fixedPort(t), "--bootstrap-listen=127.0.0.1:" + fixedPort(t), auth, "--drain=1s"}
+	p := r.start(t, pArgs...)
+	d := r.startDecode(t, "sim", "--engine=sim", "--on-mismatch=reject", "--heartbeat-interval=500ms", auth)
+	router := r.startRouter(t, []*Proc{p}, []*Proc{d}, auth)
+	ask := func(token string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(within(t, requestBound), "POST", router.HTTP+"/generate", strings.NewReader(`{"text":"hi","sampling_params":{"max_new_tokens":2}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := Client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	steady := func(token string) {
+		t.Helper()
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+			if s := ask(token); s != 200 {
+				t.Fatalf("%s: %d", token, s)
+			}
+		}
+	}
+	steady("old")
+	write("old\nnew\n") // all take both
+	steady("old")
+	write("new\nold\n") // all present the new one
+	steady("new")
+	write("new\n")
+	await(t, 2*time.Second, func() bool { return ask("old") == 403 })
+	steady("new")
+	write("not a token\n") // changes nothing
+	steady("new")
+	p.Kill()
+	write("new\n")
+	p = r.start(t, pArgs...)
+	await(t, 5*time.Second, func() bool { return ask("new") == 200 })
+	for _, proc := range []*Proc{p, d, router} {
+		if log := proc.Log(); strings.Contains(log, "Bearer new") || strings.Contains(log, "Bearer old") {
+			t.Errorf("the log shows a token: %s", tail(log, 1000))
+		}
+	}
 }
