@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs fuzz targets for the given time each and notes the results in testdata/fuzz-results.txt:
-#   fuzz.sh 10m             every target
+#   fuzz.sh 10m                  every target
 #   fuzz.sh 30m internal/model   those of one package: GGUF files, tokenizer, chat template and its injections, 2 hours
-# FUZZ_WORKERS is how many run at once (default: all cores). Inputs that fail are kept in testdata/fuzz of the package.
+# FUZZ_WORKERS is how many run at once (default: all cores). New inputs are made smaller for 1 s at most: GGUF ones are
+# large. Inputs that fail are kept in testdata/fuzz of the package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 time=${1:-1m} under=${2:-internal} results=testdata/fuzz-results.txt bad=0
