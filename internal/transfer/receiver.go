@@ -388,9 +388,8 @@ func (l *link) read() {
 		l.r.cfg.Metrics.rejected(b.why)
 	}
 	l.kill(err)
-	r := l.r
+	r, cause := l.r, l.cause().Error() // made without the lock: an error may be anything
 	r.mu.Lock()
-	cause := l.cause().Error()
 	delete(r.links, l.link)
 	if !l.meant {
 		r.table.events = append(r.table.events, &LinkEnded{l.link, cause})

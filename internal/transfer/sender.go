@@ -349,6 +349,7 @@ func (s *Sender) join(p *port) {
 }
 
 func (s *Sender) leave(p *port) {
+	cause := p.cause().Error() // made without the lock: an error may be anything
 	s.mu.Lock()
 	delete(s.ports, &p.outlet)
 	if d := s.peers[p.name]; d.links > 1 {
@@ -356,7 +357,7 @@ func (s *Sender) leave(p *port) {
 	} else {
 		delete(s.peers, p.name)
 	}
-	s.rooms.leave(&p.outlet, p.cause().Error())
+	s.rooms.leave(&p.outlet, cause)
 	s.settle()
 }
 

@@ -150,7 +150,7 @@ func (l *loop) abortAll(now time.Duration, m *abortAll) {
 }
 
 // question asks the loop for something between two turns. answer must not
-// wait: it puts its result into a channel with room.
+// wait: it says that its result is there by closing a channel.
 type question struct{ answer func(*loop) }
 
 // labelled runs the loop under a profiler label, by which the watcher finds its stack.

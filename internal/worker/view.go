@@ -63,11 +63,15 @@ func (w *Worker) AbortRID(rid string, all bool, cause *api.Error) int {
 func table[R any](ctx context.Context, w *Worker, ask func(*loop) []R) ([]R, error) {
 	rows := []R{}
 	for _, l := range w.loops {
-		reply := make(chan []R, 1)
-		l.in.push(&question{func(l *loop) { reply <- ask(l) }})
+		var reply []R // the loop's until done
+		done := make(chan struct{})
+		l.in.push(&question{func(l *loop) {
+			reply = ask(l)
+			close(done)
+		}})
 		select {
-		case r := <-reply:
-			rows = append(rows, r...)
+		case <-done:
+			rows = append(rows, reply...)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
