@@ -343,8 +343,8 @@ func (d *decode) take(m any) {
 func (d *decode) submit(j *job) {
 	d.open[j.id] = j
 	d.judge.Submitted(j.id)
-	q := j.leg.q
-	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: q.MaxTokens, Addr: j.leg.addr, Room: j.leg.room, DPRank: -1,
+	a := j.leg.ask
+	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, DPRank: -1,
 		Deadline: j.deadline})
 }
 

@@ -31,7 +31,8 @@ type Plan struct {
 	ResolveTimeout   time.Duration
 	KVTimeout        time.Duration
 	BootstrapTimeout time.Duration
-	Retries          int
+	Retries          int // further pairs before the first byte
+	Migrations       int // moves of a stream after it
 
 	Net      NetPlan
 	Calm     time.Duration // when every fault has gone
@@ -120,7 +121,7 @@ func Draw(seed uint64, s Shape) *Plan {
 		Attempts: pick(2, 4, 15), Interval: time.Duration(pick(300, 1000)) * time.Millisecond, Timeout: time.Duration(pick(300, 1000, 5000)) * time.Millisecond,
 		Heartbeat: time.Duration(pick(1, 5)) * time.Second, ResolveTimeout: time.Duration(pick(10, 120)) * time.Second,
 		KVTimeout: time.Duration(pick(3, 30)) * time.Second, BootstrapTimeout: time.Duration(pick(5, 60)) * time.Second,
-		Retries: r.IntN(3),
+		Retries: r.IntN(3), Migrations: r.IntN(3),
 		Net: NetPlan{Delay: span(20*time.Microsecond, 2*time.Millisecond), Jitter: span(0, 5*time.Millisecond),
 			Bandwidth: int64(pick(1, 10, 1000)) * 1_000_000},
 		Calm: span(5*time.Second, 30*time.Second),

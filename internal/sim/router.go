@@ -2,9 +2,11 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/router"
 	"github.com/metronome-serve/metronome/internal/sched"
 )
 
@@ -15,7 +17,8 @@ type (
 		room int64
 		addr string // of the prefill's registry; to a decode
 		left time.Duration
-		seed *uint64 // of this attempt: what P drew
+		done []int32 // the answer so far, for a stream that goes on
+		seed *uint64 // of this attempt: the client's, the stream's, or what P draws
 	}
 	tokenMsg struct {
 		index int
@@ -29,7 +32,7 @@ type (
 
 // legEnd is the worker's end of a leg.
 type legEnd struct {
-	q    *Request
+	ask  *askMsg
 	room int64
 	addr string
 	s    *socket
@@ -38,7 +41,7 @@ type legEnd struct {
 
 func (l *legEnd) token(index int, token int32) {
 	if l != nil {
-		l.s.send(tokenMsg{index, token}, 60)
+		l.s.send(tokenMsg{len(l.ask.done) + index, token}, 60)
 	}
 }
 
@@ -53,9 +56,9 @@ func (w *worker) serveLeg(s *socket, prefill func(*job)) {
 	s.take = func(m any) {
 		a := m.(*askMsg)
 		w.lastID++
-		leg := &legEnd{q: a.q, room: a.room, addr: a.addr, s: s}
-		j := &job{id: w.lastID, leg: leg, prompt: a.q.prompt(), deadline: w.clock() + a.left,
-			sampling: engine.Sampling{Seed: a.q.Seed, Temperature: float32(a.q.Temperature)}, seeded: a.q.Seed != 0}
+		leg := &legEnd{ask: a, room: a.room, addr: a.addr, s: s}
+		j := &job{id: w.lastID, leg: leg, prompt: append(a.q.prompt(), a.done...), deadline: w.clock() + a.left,
+			sampling: engine.Sampling{Seed: *a.seed, Temperature: float32(a.q.Temperature)}, seeded: *a.seed != 0}
 		if prefill != nil {
 			prefill(j)
 			*a.seed = j.sampling.Seed
@@ -80,63 +83,104 @@ type front struct {
 
 // call is one request at the router.
 type call struct {
-	f       *front
-	q       *Request
-	attempt int
-	legs    [2]*socket // of this attempt; nil: none, or over
-	seed    *uint64    // of this attempt
-	tokens  []int32
-	began   time.Duration
-	over    bool
-	err     *sched.Error // how it ended; nil: well
-	ended   time.Duration
+	f      *front
+	q      *Request
+	m      *router.Machine
+	legs   [2]*socket // of the attempt of that number; nil: none, or over
+	seed   *uint64    // of this attempt
+	tokens []int32
+	began  time.Duration
+	picks  int
+	over   bool
+	ended  time.Duration
+	code   string // how it ended; "": well
+	text   string
 }
-
-// The legs of a call.
-const (
-	prefillLeg = iota
-	decodeLeg
-)
 
 // connectTime is how long the router waits for a connection to a worker.
 const connectTime = 2 * time.Second
 
 // start sends a request on its way.
 func (f *front) start(q *Request) *call {
-	c := &call{f: f, q: q, began: f.now}
+	c := &call{f: f, q: q, began: f.now, m: router.NewMachine(f.plan.Retries, f.plan.Migrations)}
 	f.calls = append(f.calls, c)
-	f.after(q.Timeout, func() { c.finish(&sched.Error{Code: sched.DeadlineExceeded, Message: "the request's time ran out"}) })
+	f.after(q.Timeout, func() { c.tell(func() { c.m.Deadline(f.now) }) })
 	if q.Leaves > 0 {
-		f.after(q.Leaves, func() { c.finish(clientGone()) })
+		f.after(q.Leaves, c.leave)
 	}
-	c.try()
+	c.tell(func() { c.m.Start(f.now) })
 	return c
 }
 
-// try sends both legs of another attempt.
-func (c *call) try() {
-	f, q := c.f, c.q
-	c.attempt++
-	f.rooms += 7
-	seed := q.Seed
-	c.seed = &seed
-	p := (q.Prefill + c.attempt - 1) % len(f.plan.Prefills)
-	d := (q.Decode + c.attempt - 1) % len(f.plan.Decodes)
-	left := q.Timeout - (f.now - c.began)
-	f.say("request %d attempt %d: p%d d%d room %d, %d tokens, max %d", q.ID, c.attempt, p, d, f.rooms, len(q.prompt()), q.MaxTokens)
-	for leg, name := range [2]string{fmt.Sprintf("p%d", p), fmt.Sprintf("d%d", d)} {
-		c.send(leg, name, &askMsg{q: q, room: f.rooms, addr: fmt.Sprintf("p%d", p), left: left, seed: c.seed})
+func (c *call) leave() { c.tell(func() { c.m.Gone(c.f.now) }) }
+
+// tell tells the machine something and does what it wants then.
+func (c *call) tell(what func()) {
+	if c.over {
+		return
+	}
+	what()
+	for _, do := range c.m.Do() {
+		switch do.Kind {
+		case router.DoPick:
+			defer c.pick()
+		case router.DoSend:
+			c.sendBoth()
+		case router.DoEnd:
+			c.endLeg(do.Leg, do.Grace)
+		}
+	}
+	if code, text, over := c.m.End(); over && !c.over {
+		c.over, c.code, c.text, c.ended = true, code, text, c.f.now
+		c.f.say("request %d ends after %d tokens: %s %s", c.q.ID, len(c.tokens), code, text)
 	}
 }
 
-func (c *call) send(leg int, name string, m *askMsg) {
-	attempt := c.attempt
-	mine := func() bool { return !c.over && c.attempt == attempt }
+func (c *call) endLeg(leg router.Leg, grace time.Duration) {
+	s := c.legs[leg]
+	if s == nil {
+		return
+	}
 	c.legs[leg] = nil
+	c.f.after(grace, func() { s.close("the router ends the leg") })
+}
+
+// pick takes the pair that the plan says, then the others in turn.
+func (c *call) pick() {
+	p := fmt.Sprintf("p%d", (c.q.Prefill+c.picks)%len(c.f.plan.Prefills))
+	d := fmt.Sprintf("d%d", (c.q.Decode+c.picks)%len(c.f.plan.Decodes))
+	c.picks++
+	c.tell(func() { c.m.Picked(c.f.now, p, d) })
+}
+
+// sendBoth sends both legs of an attempt.
+func (c *call) sendBoth() {
+	f, q := c.f, c.q
+	f.rooms += 7
+	seed := q.Seed
+	if len(c.tokens) > 0 {
+		seed = *c.seed
+	}
+	c.seed = &seed
+	p := fmt.Sprintf("p%d", (c.q.Prefill+c.picks-1)%len(f.plan.Prefills))
+	d := fmt.Sprintf("d%d", (c.q.Decode+c.picks-1)%len(f.plan.Decodes))
+	f.say("request %d attempt %d: %s %s room %d, %d + %d tokens, max %d", q.ID, c.m.Attempt(), p, d, f.rooms, q.Length, len(c.tokens), q.MaxTokens)
+	ask := &askMsg{q: q, room: f.rooms, addr: p, left: q.Timeout - (f.now - c.began), done: slices.Clone(c.tokens), seed: c.seed}
+	c.send(router.Prefill, p, ask)
+	c.send(router.Decode, d, ask)
+}
+
+func (c *call) send(leg router.Leg, name string, m *askMsg) {
+	n := c.m.Attempt()
+	began := false // data has come
+	failed := func(x router.Failure) {
+		c.tell(func() { c.m.Failed(c.f.now, n, leg, x, len(c.tokens) > 0) })
+	}
 	connected := false
+	c.legs[leg] = nil
 	c.f.after(connectTime, func() {
-		if !connected && mine() {
-			c.failed(leg, &sched.Error{Code: sched.PrefillUnreachable, Message: "no connection in time"})
+		if !connected {
+			failed(router.Failure{Text: "no connection in time"})
 		}
 	})
 	c.f.net.dial(c.f.process, name, func(to *process, s *socket) bool {
@@ -148,46 +192,47 @@ func (c *call) send(leg int, name string, m *askMsg) {
 		}
 		return true
 	}, func(s *socket, _ *process) {
-		connected = true
 		switch {
-		case s == nil && mine():
-			c.failed(leg, &sched.Error{Code: sched.PrefillUnreachable, Message: "connection refused"})
 		case s == nil:
-		case !mine():
+			connected = true
+			failed(router.Failure{Text: "connection refused"})
+			return
+		case c.over || c.m.Attempt() != n:
 			s.close("over")
-		default:
-			c.legs[leg] = s
-			s.take = func(got any) {
-				if mine() {
-					c.take(leg, got)
-				}
-			}
-			s.ended = func(cause string) {
-				if mine() && c.legs[leg] == s {
-					c.failed(leg, &sched.Error{Code: sched.DecodeUnreachable, Message: cause})
-				}
-			}
-			s.send(m, 300+4*len(m.q.prompt()))
+			return
 		}
+		connected = true
+		c.legs[leg] = s
+		s.take = func(got any) {
+			if c.over || c.m.Attempt() != n || c.legs[leg] != s {
+				return
+			}
+			switch got := got.(type) {
+			case tokenMsg:
+				if !began {
+					began = true
+					c.tell(func() { c.m.Data(c.f.now, n) })
+				}
+				c.token(got)
+			case endMsg:
+				c.end(leg, n, got, failed)
+			}
+		}
+		s.ended = func(cause string) { failed(router.Failure{Cut: began, Text: cause}) }
+		s.send(m, 300+4*m.q.Length)
 	})
 }
 
-func (c *call) take(leg int, m any) {
-	switch m := m.(type) {
-	case tokenMsg:
-		c.token(m)
-	case endMsg:
-		c.legs[leg] = nil
-		switch {
-		case m.err != nil:
-			c.failed(leg, m.err)
-		case leg == decodeLeg:
-			if m.reason == sched.Length && len(c.tokens) != c.q.MaxTokens {
-				c.f.broken("tokens", "request %d: %d tokens of %d and an end", c.q.ID, len(c.tokens), c.q.MaxTokens)
-			}
-			c.finish(nil)
-		}
+// end takes the end of a leg's answer.
+func (c *call) end(leg router.Leg, n int, m endMsg, failed func(router.Failure)) {
+	if m.err != nil {
+		failed(router.Failure{Code: string(m.err.Code), Text: m.err.Message})
+		return
 	}
+	if leg == router.Decode && m.reason == sched.Length && len(c.tokens) != c.q.MaxTokens {
+		c.f.broken("tokens", "request %d: %d tokens of %d and an end", c.q.ID, len(c.tokens), c.q.MaxTokens)
+	}
+	c.tell(func() { c.m.Ended(c.f.now, n, leg) })
 }
 
 // token judges one token of the answer.
@@ -201,40 +246,4 @@ func (c *call) token(m tokenMsg) {
 		c.f.broken("tokens", "request %d: token %d is %d, it should be %d", c.q.ID, m.index, m.token, want)
 	}
 	c.tokens = append(c.tokens, m.token)
-}
-
-func (c *call) failed(leg int, err *sched.Error) {
-	switch {
-	case leg == prefillLeg && len(c.tokens) > 0: // decode has all it needs
-		return
-	case len(c.tokens) == 0 && c.attempt <= c.f.plan.Retries && err.Code != sched.ContextLengthExceeded:
-		c.f.say("request %d attempt %d failed at leg %d: %v", c.q.ID, c.attempt, leg, err)
-		c.endLegs()
-		c.try()
-		return
-	}
-	c.finish(err)
-}
-
-func (c *call) endLegs() {
-	for leg, s := range c.legs {
-		if s != nil {
-			s.close("the router ends the leg")
-			c.legs[leg] = nil
-		}
-	}
-}
-
-// finish ends the request, once.
-func (c *call) finish(err *sched.Error) {
-	if c.over {
-		return
-	}
-	c.endLegs()
-	c.over, c.err, c.ended = true, err, c.f.now
-	c.f.say("request %d ends after %d tokens: %v", c.q.ID, len(c.tokens), err)
-}
-
-func clientGone() *sched.Error {
-	return &sched.Error{Code: sched.ClientGone, Message: "the client went away"}
 }

@@ -1,6 +1,7 @@
 // Package sim runs whole fleets in virtual time, in one thread, from one seed:
 // the real scheduler cores, the real transfer tables with their frames, the
-// real registry table and the sim engine with real KV bytes, in a world whose
+// real registry table, the router's real pair machine and the sim engine with
+// real KV bytes, in a world whose
 // network, processes and peers go wrong as a plan says.
 //
 // A run has two phases. Until Plan.Calm faults come and go and only safety is
@@ -19,7 +20,7 @@
 //
 // What is driven by hand here is what the drivers do around the cores: turns,
 // sockets, timers. Not simulated are bytes below the level of frames and
-// messages, HTTP, the pair machine of the router, and memory.
+// messages, HTTP, the router's choice of pairs, and memory.
 package sim
 
 import (
@@ -107,8 +108,8 @@ func (f *fleet) rest() {
 		switch {
 		case !c.over:
 			f.broken("rest", "request %d never ended", c.q.ID)
-		case c.q.Must && c.err != nil:
-			f.broken("heal", "request %d came %v after the last fault and ended with %v", c.q.ID, healing, c.err)
+		case c.q.Must && c.code != "":
+			f.broken("heal", "request %d came %v after the last fault and ended with %s: %s", c.q.ID, healing, c.code, c.text)
 		}
 	}
 	for _, d := range f.decodes {
@@ -123,10 +124,10 @@ func (f *fleet) report() *Report {
 	r := &Report{Events: f.events, Virtual: f.now, Requests: len(f.front.calls), Ends: map[string]int{}}
 	for _, c := range f.front.calls {
 		r.Tokens += len(c.tokens)
-		if c.err == nil {
+		if c.code == "" {
 			r.Served++
 		} else {
-			r.Ends[string(c.err.Code)]++
+			r.Ends[c.code]++
 		}
 	}
 	return r
@@ -170,7 +171,7 @@ func (f *fleet) strike(x *Fault) {
 	case Storm:
 		for _, c := range f.front.calls {
 			if !c.over && !c.q.Must {
-				c.finish(clientGone())
+				c.leave()
 			}
 		}
 	}
