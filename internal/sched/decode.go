@@ -32,7 +32,8 @@ type Decode struct {
 	timers    timers[*decodeReq]
 	passed    []*decodeReq // scratch of begin
 	stuck     stuck[*decodeReq]
-	seen      uint64 // serve: the pool's chances at the last Ready
+	shares    map[string]share // by address of a prefill; of this turn
+	seen      uint64           // serve: the pool's chances at the last Ready
 
 	batch   Batch           // the one outstanding, or memory for the next
 	running bool            // batch is outstanding
@@ -87,7 +88,7 @@ func (c *DecodeConfig) defaults() {
 // with the prefill core that the same goroutine steps.
 func NewDecode(cfg DecodeConfig, pool *kv.Pool) *Decode {
 	cfg.defaults()
-	d := &Decode{cfg: cfg, pool: pool, armed: Never, reqs: map[ReqID]*decodeReq{}, grants: map[GrantID]*grant{}}
+	d := &Decode{cfg: cfg, pool: pool, armed: Never, reqs: map[ReqID]*decodeReq{}, grants: map[GrantID]*grant{}, shares: map[string]share{}}
 	if !cfg.Serve {
 		d.peers = NewPeers(cfg.Peers)
 	}
@@ -376,16 +377,70 @@ func (d *Decode) adopt(a *Adopt) {
 
 // admit grants pages to those whose peer is ready, in order of arrival. The
 // first one that does not fit stops the others: a big request is not overtaken
-// for ever. Requests that are not ready are in another queue and block nobody.
+// for ever. Requests that are not ready are in another queue and block nobody;
+// nor do those whose prefill has its share of grants or pages already.
 func (d *Decode) admit() {
-	for d.in[Preallocate].len() > 0 && len(d.grants)+d.in[Waiting].len() < d.cfg.MaxGrants {
-		r := d.in[Preallocate].first()
+	q := &d.in[Preallocate]
+	if q.len() == 0 {
+		return
+	}
+	d.countShares()
+	for i := 0; i < q.len() && len(d.grants)+d.in[Waiting].len() < d.cfg.MaxGrants; {
+		r := q.s[i]
+		if d.hasShare(r) {
+			i++
+			continue
+		}
 		if d.stuck == stuckAt(r, d.pool) || !d.take(r) {
 			return
 		}
 		d.becomeTransfer(r)
 		d.open(r)
+		if d.peers.stats.Known > 1 {
+			d.addShare(r)
+		}
 	}
+}
+
+// share is what one prefill has of the grants, and of the pages with the
+// growth that is kept for them.
+type share struct {
+	grants, pages int
+	full          bool // one of its requests must wait, and so must those after it
+}
+
+// countShares counts them, when there is more than one prefill to share.
+func (d *Decode) countShares() {
+	clear(d.shares)
+	if d.peers.stats.Known < 2 {
+		return
+	}
+	for _, r := range d.in[Transfer].s {
+		d.addShare(r)
+	}
+}
+
+func (d *Decode) addShare(r *decodeReq) {
+	s := d.shares[r.want.Addr]
+	s.grants++
+	s.pages += d.pool.PagesFor(d.reach(r))
+	d.shares[r.want.Addr] = s
+}
+
+// hasShare says that r's prefill has half of the grants, or would have half of
+// the pool, in transfers. One that has fallen silent, or has a long queue, can
+// so never keep the requests of the others waiting.
+func (d *Decode) hasShare(r *decodeReq) bool {
+	s, known := d.shares[r.want.Addr]
+	if !known || s.full {
+		return s.full
+	}
+	if s.grants < d.cfg.MaxGrants/2 && s.pages+d.pool.PagesFor(d.reach(r)) <= d.pool.Total()/2 {
+		return false
+	}
+	s.full = true
+	d.shares[r.want.Addr] = s
+	return true
 }
 
 // take gives r the pages of its tokens, if enough are left for the growth of

@@ -191,9 +191,24 @@ func (s *socket) lost(vanish bool) {
 	s.closed = true
 	if vanish {
 		s.peer.dead = true
+		s.keepAlive(9)
 		return
 	}
 	s.tellPeer("the connection was reset")
+}
+
+// keepAlive is the other side's kernel, which asks every 15 s whether the host
+// is there: one that came back knows nothing of the connection.
+func (s *socket) keepAlive(probes int) {
+	s.net.after(15*time.Second, func() {
+		p := s.peer
+		switch {
+		case s.owner.gone && probes > 1:
+			s.keepAlive(probes - 1)
+		case p.owner.alive && p.owner.life == p.life:
+			p.owner.inside(p.life, func() { p.end("no answer to keep-alive probes") })
+		}
+	})
 }
 
 // cut ends every connection between two processes for both.
