@@ -67,6 +67,9 @@ func (t Type) String() string {
 	return fmt.Sprintf("type %d", uint8(t))
 }
 
+// minimum says whether a product has a second term, of the blocks' minima.
+func (t Type) minimum() bool { return t == Q4_1 || t == Q5_1 || t == Q4_K || t == Q5_K }
+
 // RowBytes is the size of one row of cols weights.
 func (t Type) RowBytes(cols int) int { return cols / formats[t].block * formats[t].bytes }
 

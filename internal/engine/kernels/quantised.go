@@ -80,11 +80,11 @@ func (m *Matrix) mulWide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, 
 			words, blocks := in.words[g*m.Cols:][:m.Cols], in.blocks[g*n:][:n]
 			switch f.form {
 			case quads:
-				sweepQuads(s, words, blocks, f.lack)
+				sweepQuads(s, words, blocks, f.lack, m.Type.minimum())
 			case triples:
-				sweepTriples(s, words, blocks)
+				sweepTriples(s, words, blocks, m.Type.minimum())
 			case pairs:
-				sweepPairs(s, words, blocks, in.sums[g*n:][:n], m.Type != Q6_K)
+				sweepPairs(s, words, blocks, in.sums[g*n:][:n], m.Type.minimum())
 			}
 			for i := range min(l.vectors, t1-t) {
 				out := y[(t+i)*stride+r0:][:rows]
@@ -101,7 +101,7 @@ func (m *Matrix) mulWide(y []float32, stride int, x *Input, t0, t1, r0, r1 int, 
 // again, and adds what the weights lack times the sum of activations.
 //
 //go:norace
-func sweepQuads(s *Scratch, words []int64, blocks []quants, lack int32) {
+func sweepQuads(s *Scratch, words []int64, blocks []quants, lack int32, minimum bool) {
 	w, d, m := s.w[:len(blocks)], s.d[:len(blocks)], s.m[:len(blocks)]
 	x := cast[[Block]int64](words)[:len(blocks)]
 	for b := range blocks {
@@ -111,10 +111,13 @@ func sweepQuads(s *Scratch, words []int64, blocks []quants, lack int32) {
 		b0, b1, b2, b3 := lack*k.q[0]-half, lack*k.q[1]-half, lack*k.q[2]-half, lack*k.q[3]-half
 		for r, a := range [4]int64{a0, a1, a2, a3} {
 			u, y, d, m := uint64(a)+(half+half<<16+half<<32+half<<48), &s.acc[r], d[r], m[r]
-			y[0] += float32(float32(int32(u&0xffff)+b0)*float32(d*k.scale[0])) + float32(m*k.sum[0])
-			y[1] += float32(float32(int32(u>>16&0xffff)+b1)*float32(d*k.scale[1])) + float32(m*k.sum[1])
-			y[2] += float32(float32(int32(u>>32&0xffff)+b2)*float32(d*k.scale[2])) + float32(m*k.sum[2])
-			y[3] += float32(float32(int32(u>>48)+b3)*float32(d*k.scale[3])) + float32(m*k.sum[3])
+			p0, p1 := float32(float32(int32(u&0xffff)+b0)*float32(d*k.scale[0])), float32(float32(int32(u>>16&0xffff)+b1)*float32(d*k.scale[1]))
+			p2, p3 := float32(float32(int32(u>>32&0xffff)+b2)*float32(d*k.scale[2])), float32(float32(int32(u>>48)+b3)*float32(d*k.scale[3]))
+			if minimum {
+				p0, p1 = p0+float32(m*k.sum[0]), p1+float32(m*k.sum[1])
+				p2, p3 = p2+float32(m*k.sum[2]), p3+float32(m*k.sum[3])
+			}
+			y[0], y[1], y[2], y[3] = y[0]+p0, y[1]+p1, y[2]+p2, y[3]+p3
 		}
 	}
 }
@@ -122,7 +125,7 @@ func sweepQuads(s *Scratch, words []int64, blocks []quants, lack int32) {
 // sweepTriples multiplies four rows with three inputs.
 //
 //go:norace
-func sweepTriples(s *Scratch, words []int64, blocks []quants) {
+func sweepTriples(s *Scratch, words []int64, blocks []quants, minimum bool) {
 	w, d, m := s.w[:len(blocks)], s.d[:len(blocks)], s.m[:len(blocks)]
 	x := cast[[Block]int64](words)[:len(blocks)]
 	for b := range blocks {
@@ -131,9 +134,12 @@ func sweepTriples(s *Scratch, words []int64, blocks []quants) {
 		const half, mask = 1 << 20, 1<<21 - 1
 		for r, a := range [4]int64{a0, a1, a2, a3} {
 			u, y, d, m := uint64(a)+(half+half<<21+half<<42), &s.acc[r], d[r], m[r]
-			y[0] += float32(float32(int32(u&mask)-half)*float32(d*k.scale[0])) + float32(m*k.sum[0])
-			y[1] += float32(float32(int32(u>>21&mask)-half)*float32(d*k.scale[1])) + float32(m*k.sum[1])
-			y[2] += float32(float32(int32(u>>42)-half)*float32(d*k.scale[2])) + float32(m*k.sum[2])
+			p0, p1 := float32(float32(int32(u&mask)-half)*float32(d*k.scale[0])), float32(float32(int32(u>>21&mask)-half)*float32(d*k.scale[1]))
+			p2 := float32(float32(int32(u>>42)-half) * float32(d*k.scale[2]))
+			if minimum {
+				p0, p1, p2 = p0+float32(m*k.sum[0]), p1+float32(m*k.sum[1]), p2+float32(m*k.sum[2])
+			}
+			y[0], y[1], y[2] = y[0]+p0, y[1]+p1, y[2]+p2
 		}
 	}
 }
