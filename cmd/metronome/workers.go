@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -19,10 +21,15 @@ type workersFile struct {
 // or lines with a role and a URL. A file that names nobody is refused: it is
 // more likely broken than meant.
 func parseWorkers(data []byte) (w workersFile, err error) {
-	var any map[string]any
-	if yaml.Unmarshal(data, &any) == nil && len(any) > 0 {
-		if err = yaml.Load(data, &w, yaml.WithKnownFields()); err != nil {
-			return workersFile{}, fmt.Errorf("not a map with the lists prefill and decode: %w", err)
+	var keys map[string]any
+	if yaml.Unmarshal(data, &keys) == nil && len(keys) > 0 {
+		for _, k := range slices.Sorted(maps.Keys(keys)) {
+			if k != "prefill" && k != "decode" {
+				return w, fmt.Errorf("unknown key %q; the lists are prefill and decode", k)
+			}
+		}
+		if err = yaml.Unmarshal(data, &w); err != nil {
+			return workersFile{}, fmt.Errorf("not the lists prefill and decode: %w", err)
 		}
 	} else if w, err = workerLines(string(data)); err != nil {
 		return workersFile{}, err

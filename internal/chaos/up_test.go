@@ -134,7 +134,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"router", "--prefill=ftp://x", "--decode=http://127.0.0.1:1"}, "ftp"},
 		{[]string{"router", "--decode=http://127.0.0.1:1"}, "prefill"},
 		{[]string{"router", "--workers=/no/such/file"}, "/no/such/file"},
-		{[]string{"router", "--workers=" + settings}, "prefill and decode"},
+		{[]string{"router", "--workers=" + settings}, "kv-timeout"},
 		{[]string{"router", "--policy=best", "--prefill=http://127.0.0.1:1", "--decode=http://127.0.0.1:2"}, "best"},
 		{[]string{"bench"}, "not built"},
 		{[]string{"sim"}, "not built"},
