@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
 	"github.com/metronome-serve/metronome/internal/kv"
 	"github.com/metronome-serve/metronome/internal/model"
 	"github.com/metronome-serve/metronome/internal/model/modeltest"
@@ -17,7 +18,7 @@ import (
 // These tests compare whole models with what other engines computed from the
 // same files (testdata/tiny-model, testdata/smollm2).
 
-var nllTokens = flag.Int("nll-tokens", 256, "tokens of the SmolLM2 text to score, at most 2012")
+var nllTokens = flag.Int("nll-tokens", 2012, "tokens of the SmolLM2 text to score, at most 2012")
 
 type decoded struct {
 	IDs []int32
@@ -234,6 +235,29 @@ func differences[F float32 | float64](got []float64, want []F) (mean, p99, worst
 	return mean, d[len(d)*99/100], d[len(d)-1]
 }
 
+// affordable is how many of n tokens a test run can compute: few without
+// vector units.
+func affordable(n, portable int) int {
+	if kernels.Path() == "portable" {
+		return min(n, portable)
+	}
+	return n
+}
+
+// comparePerplexity: over the whole text it is that of the f32 record.
+func comparePerplexity(t *testing.T, nll []float64, within float64) {
+	t.Helper()
+	sum := 0.0
+	for _, x := range nll {
+		sum += x
+	}
+	got := math.Exp(sum / float64(len(nll)))
+	t.Logf("perplexity of %d tokens %.4f", len(nll), got)
+	if len(nll) == 2011 && !(math.Abs(got-37.081) <= within) {
+		t.Errorf("perplexity %.4f, want 37.081 ± %.4f", got, within)
+	}
+}
+
 // TestSmolLM2 scores a text with int8 activations. Their rounding is worth
 // 0.05 to 0.07 nats a token, whoever does it; the class is that of llama.cpp.
 func TestSmolLM2(t *testing.T) {
@@ -241,12 +265,13 @@ func TestSmolLM2(t *testing.T) {
 	var ref smolReference
 	readJSON(t, "../../testdata/smollm2/reference.json", &ref)
 	e := newCPU(t, w, Config{Pages: 130, PageSize: 16, Context: 2048})
-	nll := score(t, e, ref.Perplexity.IDs[:*nllTokens])
+	nll := score(t, e, ref.Perplexity.IDs[:affordable(*nllTokens, 256)])
 	mean, p99, worst := differences(nll, ref.Perplexity.F32.NLL)
 	t.Logf("against f32: mean %.4f, p99 %.4f, largest %.4f nats", mean, p99, worst)
 	if !(mean <= 0.06 && p99 <= 0.26) {
 		t.Errorf("nll differs from the f32 record by %.4f (mean), %.4f (p99), want at most 0.06, 0.26", mean, p99)
 	}
+	comparePerplexity(t, nll, 37.081*0.005)
 }
 
 // TestSmolLM2Precise computes in f32 throughout, where engines agree to the
@@ -256,18 +281,28 @@ func TestSmolLM2Precise(t *testing.T) {
 	var ref smolReference
 	readJSON(t, "../../testdata/smollm2/reference.json", &ref)
 	e := newCPU(t, w, Config{Pages: 130, PageSize: 16, Context: 2048, KVDType: "f32", Precision: "f32"})
-	nll := score(t, e, ref.Perplexity.IDs[:*nllTokens/4])
+	nll := score(t, e, ref.Perplexity.IDs[:affordable(*nllTokens, 64)])
 	mean, p99, worst := differences(nll, ref.Perplexity.F32.NLL)
 	t.Logf("against f32: mean %.3g, p99 %.3g, largest %.3g nats", mean, p99, worst)
 	if !(worst <= 1e-3) {
 		t.Errorf("nll differs from the f32 record by %.3g, want at most 1e-3", worst)
 	}
-	for _, p := range ref.Prompts[:1] {
-		ids, top := greedy(t, e, p.IDs, pages(0, 130), 8)
-		for i, id := range ids {
-			if id != p.F32.IDs[i] || math.Abs(float64(top[i][0].Logprob)-p.F32.Logprob[i]) > 1e-3 {
-				t.Errorf("%s: token %d is %d with %v, want %d with %v", p.Name, i, id, top[i][0].Logprob, p.F32.IDs[i], p.F32.Logprob[i])
+	comparePerplexity(t, nll, 0.005)
+	b := &Batch{}
+	for i, p := range ref.Prompts {
+		b.Rows = append(b.Rows, Row{Tokens: p.IDs, Pages: pages(10*i, 10), Sample: &Sampling{}})
+	}
+	for at := range affordable(48, 8) {
+		if err := e.Run(b); err != nil {
+			t.Fatal(err)
+		}
+		for i := range b.Rows {
+			r, want := &b.Rows[i], &ref.Prompts[i]
+			if r.Out.Token != want.F32.IDs[at] || math.Abs(float64(r.Out.Logprob)-want.F32.Logprob[at]) > 1e-3 {
+				t.Fatalf("%s: token %d is %d with %v, want %d with %v", want.Name, at, r.Out.Token, r.Out.Logprob, want.F32.IDs[at], want.F32.Logprob[at])
 			}
+			r.Start += len(r.Tokens)
+			r.Tokens = []int32{r.Out.Token}
 		}
 	}
 }
