@@ -88,6 +88,9 @@ func plainBlock(w []int16, typ Type, src []byte) (d, m float32) {
 // TestNotSlower holds the products against the plain loop. The best of many
 // short runs is what the machine can do, however busy it is.
 func TestNotSlower(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes its time, and says nothing under the race detector")
+	}
 	rnd := seeded(t, 7)
 	best := func(f func()) time.Duration {
 		d := time.Hour
@@ -103,7 +106,7 @@ func TestNotSlower(t *testing.T) {
 			continue
 		}
 		for _, n := range []int{1, 8, 96} {
-			const rows, cols = 64, 768
+			const rows, cols = 16, 768
 			m := randomMatrix(t, rnd, typ, rows, cols)
 			x, s, y := NewInput(n, cols, false, typ), NewScratch(cols), make([]float32, n*rows)
 			x.N = n
