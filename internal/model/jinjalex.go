@@ -42,7 +42,7 @@ func (l lexeme) String() string {
 	case markText:
 		return "text"
 	case markString:
-		return strconv.Quote(l.text)
+		return fmt.Sprintf("%.60q", l.text)
 	case markEOF:
 		return "the end of the template"
 	}

@@ -723,7 +723,7 @@ func (p *parser) each(on expr, name string) expr {
 	}
 	if e.f = table[f.text]; e.f == nil || e.f.call == nil {
 		p.at--
-		p.fail("the %s '%s' is not supported by '%s'", kind, f.text, name)
+		p.fail("the %s %.60q is not supported by '%s'", kind, f.text, name)
 	}
 	e.call, e.args = f.text, p.moreArgs(f.text, e.f, false)
 	return e
