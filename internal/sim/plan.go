@@ -163,7 +163,7 @@ func (p *Plan) drawRequests(r *rand.Rand, s Shape) {
 func (p *Plan) mustRequests(s Shape) {
 	at := p.Calm + healing
 	if slices.ContainsFunc(p.Faults, func(f Fault) bool { return f.Kind == Rename }) {
-		at += returning
+		at += returning + p.BootstrapTimeout
 	}
 	for i := range s.Prefills {
 		for j := range s.Decodes {
@@ -174,7 +174,9 @@ func (p *Plan) mustRequests(s Shape) {
 }
 
 // A new request must be served so long after the last fault. A prefill whose
-// name led elsewhere is believed again only some time after (rule 15).
+// name led elsewhere is believed again only some time after (rule 15), and the
+// two legs of what was asked meanwhile wait at different prefills for a room
+// that never comes, until one of them gives up.
 const (
 	healing   = 5 * time.Second
 	returning = 10 * time.Second
