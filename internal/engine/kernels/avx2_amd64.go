@@ -2,15 +2,30 @@
 
 package kernels
 
-// packQ4_1x2 packs 16 rows, stride bytes apart, of so many blocks.
+// packQ4_0256 packs 16 rows, stride bytes apart, of so many blocks.
 //
 //go:noescape
-func packQ4_1x2(dst *byte, src *byte, stride int, blocks int)
+func packQ4_0256(dst *byte, src *byte, stride int, blocks int)
 
-// packQ8_0x2 packs 16 rows, stride bytes apart, of so many blocks.
+// packQ4_1256 packs 16 rows, stride bytes apart, of so many blocks.
 //
 //go:noescape
-func packQ8_0x2(dst *byte, src *byte, stride int, blocks int)
+func packQ4_1256(dst *byte, src *byte, stride int, blocks int)
+
+// packQ5_0256 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ5_0256(dst *byte, src *byte, stride int, blocks int)
+
+// packQ5_1256 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ5_1256(dst *byte, src *byte, stride int, blocks int)
+
+// packQ8_0256 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ8_0256(dst *byte, src *byte, stride int, blocks int)
 
 // mulBias4x2 multiplies 16 packed rows by 4 vectors: y[c][0:16], stride bytes apart.
 //

@@ -2,9 +2,9 @@
 
 #include "textflag.h"
 
-// func packQ4_1x2(dst *byte, src *byte, stride int, blocks int)
+// func packQ4_0256(dst *byte, src *byte, stride int, blocks int)
 // Requires: AVX, AVX2, F16C
-TEXT ·packQ4_1x2(SB), NOSPLIT, $0-32
+TEXT ·packQ4_0256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         stride+16(FP), DX
@@ -17,14 +17,14 @@ TEXT ·packQ4_1x2(SB), NOSPLIT, $0-32
 block:
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
-	VBROADCASTI128 4(DI), Y1
-	VINSERTI128    $0x01, 4(R8), Y1, Y1
-	VBROADCASTI128 4(DI)(DX*1), Y2
-	VINSERTI128    $0x01, 4(R8)(DX*1), Y2, Y2
-	VBROADCASTI128 4(DI)(DX*2), Y3
-	VINSERTI128    $0x01, 4(R8)(DX*2), Y3, Y3
-	VBROADCASTI128 4(DI)(SI*1), Y4
-	VINSERTI128    $0x01, 4(R8)(SI*1), Y4, Y4
+	VBROADCASTI128 2(DI), Y1
+	VINSERTI128    $0x01, 2(R8), Y1, Y1
+	VBROADCASTI128 2(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 2(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 2(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 2(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 2(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 2(R8)(SI*1), Y4, Y4
 	VPUNPCKLDQ     Y2, Y1, Y5
 	VPUNPCKHDQ     Y2, Y1, Y1
 	VPUNPCKLDQ     Y4, Y3, Y2
@@ -35,23 +35,31 @@ block:
 	VPUNPCKHQDQ    Y3, Y1, Y1
 	VPSRLW         $0x04, Y4, Y3
 	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
-	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y3, Y3
 	VMOVDQU        Y3, 256(AX)
 	VPSRLW         $0x04, Y2, Y3
 	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
-	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y3, Y3
 	VMOVDQU        Y3, 320(AX)
 	VPSRLW         $0x04, Y5, Y2
 	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
-	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 384(AX)
 	VPSRLW         $0x04, Y1, Y2
 	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
-	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 448(AX)
 	VPCMPEQD       Y1, Y1, Y1
 	VPXOR          Y2, Y2, Y2
@@ -61,21 +69,16 @@ block:
 	VPERMQ         $0x08, Y1, Y1
 	VCVTPH2PS      X1, Y1
 	VMOVUPS        Y1, 512(AX)
-	VPSRLD         $0x10, Y2, Y1
-	VPACKUSDW      Y1, Y1, Y1
-	VPERMQ         $0x08, Y1, Y1
-	VCVTPH2PS      X1, Y1
-	VMOVUPS        Y1, 576(AX)
 	LEAQ           (R8)(DX*4), DI
 	LEAQ           (DI)(DX*4), R8
-	VBROADCASTI128 4(DI), Y1
-	VINSERTI128    $0x01, 4(R8), Y1, Y1
-	VBROADCASTI128 4(DI)(DX*1), Y2
-	VINSERTI128    $0x01, 4(R8)(DX*1), Y2, Y2
-	VBROADCASTI128 4(DI)(DX*2), Y3
-	VINSERTI128    $0x01, 4(R8)(DX*2), Y3, Y3
-	VBROADCASTI128 4(DI)(SI*1), Y4
-	VINSERTI128    $0x01, 4(R8)(SI*1), Y4, Y4
+	VBROADCASTI128 2(DI), Y1
+	VINSERTI128    $0x01, 2(R8), Y1, Y1
+	VBROADCASTI128 2(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 2(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 2(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 2(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 2(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 2(R8)(SI*1), Y4, Y4
 	VPUNPCKLDQ     Y2, Y1, Y5
 	VPUNPCKHDQ     Y2, Y1, Y1
 	VPUNPCKLDQ     Y4, Y3, Y2
@@ -86,23 +89,31 @@ block:
 	VPUNPCKHQDQ    Y3, Y1, Y1
 	VPSRLW         $0x04, Y4, Y3
 	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
-	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y3, Y3
 	VMOVDQU        Y3, 288(AX)
 	VPSRLW         $0x04, Y2, Y3
 	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
-	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPADDB         all78787878<>+0(SB), Y3, Y3
 	VMOVDQU        Y3, 352(AX)
 	VPSRLW         $0x04, Y5, Y2
 	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
-	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 416(AX)
 	VPSRLW         $0x04, Y1, Y2
 	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
-	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPADDB         all78787878<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 480(AX)
 	VPCMPEQD       Y1, Y1, Y1
 	VPXOR          Y2, Y2, Y2
@@ -112,13 +123,8 @@ block:
 	VPERMQ         $0x08, Y1, Y1
 	VCVTPH2PS      X1, Y1
 	VMOVUPS        Y1, 544(AX)
-	VPSRLD         $0x10, Y2, Y1
-	VPACKUSDW      Y1, Y1, Y1
-	VPERMQ         $0x08, Y1, Y1
-	VCVTPH2PS      X1, Y1
-	VMOVUPS        Y1, 608(AX)
 	LEAQ           (R8)(DX*4), DI
-	ADDQ           $+20, CX
+	ADDQ           $+18, CX
 	ADDQ           $+640, AX
 	DECQ           BX
 	JNZ            block
@@ -153,6 +159,16 @@ DATA all0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
 DATA all0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
 GLOBL all0f0f0f0f<>(SB), RODATA|NOPTR, $32
 
+DATA all78787878<>+0(SB)/4, $0x78787878
+DATA all78787878<>+4(SB)/4, $0x78787878
+DATA all78787878<>+8(SB)/4, $0x78787878
+DATA all78787878<>+12(SB)/4, $0x78787878
+DATA all78787878<>+16(SB)/4, $0x78787878
+DATA all78787878<>+20(SB)/4, $0x78787878
+DATA all78787878<>+24(SB)/4, $0x78787878
+DATA all78787878<>+28(SB)/4, $0x78787878
+GLOBL all78787878<>(SB), RODATA|NOPTR, $32
+
 DATA all0000ffff<>+0(SB)/4, $0x0000ffff
 DATA all0000ffff<>+4(SB)/4, $0x0000ffff
 DATA all0000ffff<>+8(SB)/4, $0x0000ffff
@@ -163,9 +179,598 @@ DATA all0000ffff<>+24(SB)/4, $0x0000ffff
 DATA all0000ffff<>+28(SB)/4, $0x0000ffff
 GLOBL all0000ffff<>(SB), RODATA|NOPTR, $32
 
-// func packQ8_0x2(dst *byte, src *byte, stride int, blocks int)
+// func packQ4_1256(dst *byte, src *byte, stride int, blocks int)
 // Requires: AVX, AVX2, F16C
-TEXT ·packQ8_0x2(SB), NOSPLIT, $0-32
+TEXT ·packQ4_1256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+
+block:
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 4(DI), Y1
+	VINSERTI128    $0x01, 4(R8), Y1, Y1
+	VBROADCASTI128 4(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 4(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 4(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 4(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 4(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 4(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VPSRLW         $0x04, Y4, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 256(AX)
+	VPSRLW         $0x04, Y2, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 320(AX)
+	VPSRLW         $0x04, Y5, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 384(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 448(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 512(AX)
+	VPSRLD         $0x10, Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 576(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 4(DI), Y1
+	VINSERTI128    $0x01, 4(R8), Y1, Y1
+	VBROADCASTI128 4(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 4(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 4(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 4(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 4(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 4(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VPSRLW         $0x04, Y4, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 288(AX)
+	VPSRLW         $0x04, Y2, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 352(AX)
+	VPSRLW         $0x04, Y5, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 416(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 480(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 544(AX)
+	VPSRLD         $0x10, Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 608(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+20, CX
+	ADDQ           $+640, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+// func packQ5_0256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C
+TEXT ·packQ5_0256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+
+block:
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 2(DI)(Y0*1), Y2
+	VBROADCASTI128 6(DI), Y1
+	VINSERTI128    $0x01, 6(R8), Y1, Y1
+	VBROADCASTI128 6(DI)(DX*1), Y3
+	VINSERTI128    $0x01, 6(R8)(DX*1), Y3, Y3
+	VBROADCASTI128 6(DI)(DX*2), Y4
+	VINSERTI128    $0x01, 6(R8)(DX*2), Y4, Y4
+	VBROADCASTI128 6(DI)(SI*1), Y5
+	VINSERTI128    $0x01, 6(R8)(SI*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y1, Y6
+	VPUNPCKHDQ     Y3, Y1, Y1
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y4
+	VPUNPCKLQDQ    Y3, Y6, Y5
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y4, Y1, Y6
+	VPUNPCKHQDQ    Y4, Y1, Y1
+	VPSLLW         $0x04, Y2, Y4
+	VPSRLW         $0x04, Y5, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte0<>+0(SB), Y4, Y8
+	VPAND          all80402010<>+0(SB), Y8, Y8
+	VPMINUB        all10101010<>+0(SB), Y8, Y8
+	VPADDB         Y8, Y5, Y5
+	VPADDB         all70707070<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSHUFB        byte2<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y7, Y7
+	VPADDB         all70707070<>+0(SB), Y7, Y7
+	VMOVDQU        Y7, 256(AX)
+	VPSRLW         $0x04, Y3, Y5
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte0<>+0(SB), Y2, Y7
+	VPAND          all80402010<>+0(SB), Y7, Y7
+	VPMINUB        all10101010<>+0(SB), Y7, Y7
+	VPADDB         Y7, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte2<>+0(SB), Y2, Y3
+	VPAND          all80402010<>+0(SB), Y3, Y3
+	VPMINUB        all10101010<>+0(SB), Y3, Y3
+	VPADDB         Y3, Y5, Y5
+	VPADDB         all70707070<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 320(AX)
+	VPSRLW         $0x04, Y6, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSHUFB        byte1<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y6, Y6
+	VPADDB         all70707070<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y4, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 384(AX)
+	VPSRLW         $0x04, Y1, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSHUFB        byte1<>+0(SB), Y2, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y1, Y1
+	VPADDB         all70707070<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y2, Y1
+	VPAND          all80402010<>+0(SB), Y1, Y1
+	VPMINUB        all10101010<>+0(SB), Y1, Y1
+	VPADDB         Y1, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 448(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 512(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 2(DI)(Y0*1), Y2
+	VBROADCASTI128 6(DI), Y1
+	VINSERTI128    $0x01, 6(R8), Y1, Y1
+	VBROADCASTI128 6(DI)(DX*1), Y3
+	VINSERTI128    $0x01, 6(R8)(DX*1), Y3, Y3
+	VBROADCASTI128 6(DI)(DX*2), Y4
+	VINSERTI128    $0x01, 6(R8)(DX*2), Y4, Y4
+	VBROADCASTI128 6(DI)(SI*1), Y5
+	VINSERTI128    $0x01, 6(R8)(SI*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y1, Y6
+	VPUNPCKHDQ     Y3, Y1, Y1
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y4
+	VPUNPCKLQDQ    Y3, Y6, Y5
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y4, Y1, Y6
+	VPUNPCKHQDQ    Y4, Y1, Y1
+	VPSLLW         $0x04, Y2, Y4
+	VPSRLW         $0x04, Y5, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte0<>+0(SB), Y4, Y8
+	VPAND          all80402010<>+0(SB), Y8, Y8
+	VPMINUB        all10101010<>+0(SB), Y8, Y8
+	VPADDB         Y8, Y5, Y5
+	VPADDB         all70707070<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSHUFB        byte2<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y7, Y7
+	VPADDB         all70707070<>+0(SB), Y7, Y7
+	VMOVDQU        Y7, 288(AX)
+	VPSRLW         $0x04, Y3, Y5
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte0<>+0(SB), Y2, Y7
+	VPAND          all80402010<>+0(SB), Y7, Y7
+	VPMINUB        all10101010<>+0(SB), Y7, Y7
+	VPADDB         Y7, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte2<>+0(SB), Y2, Y3
+	VPAND          all80402010<>+0(SB), Y3, Y3
+	VPMINUB        all10101010<>+0(SB), Y3, Y3
+	VPADDB         Y3, Y5, Y5
+	VPADDB         all70707070<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 352(AX)
+	VPSRLW         $0x04, Y6, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSHUFB        byte1<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y6, Y6
+	VPADDB         all70707070<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y4, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 416(AX)
+	VPSRLW         $0x04, Y1, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSHUFB        byte1<>+0(SB), Y2, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y1, Y1
+	VPADDB         all70707070<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y2, Y1
+	VPAND          all80402010<>+0(SB), Y1, Y1
+	VPMINUB        all10101010<>+0(SB), Y1, Y1
+	VPADDB         Y1, Y3, Y3
+	VPADDB         all70707070<>+0(SB), Y3, Y3
+	VMOVDQU        Y3, 480(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 544(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+22, CX
+	ADDQ           $+640, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+DATA byte0<>+0(SB)/4, $0x00000000
+DATA byte0<>+4(SB)/4, $0x04040404
+DATA byte0<>+8(SB)/4, $0x08080808
+DATA byte0<>+12(SB)/4, $0x0c0c0c0c
+DATA byte0<>+16(SB)/4, $0x00000000
+DATA byte0<>+20(SB)/4, $0x04040404
+DATA byte0<>+24(SB)/4, $0x08080808
+DATA byte0<>+28(SB)/4, $0x0c0c0c0c
+GLOBL byte0<>(SB), RODATA|NOPTR, $32
+
+DATA all80402010<>+0(SB)/4, $0x80402010
+DATA all80402010<>+4(SB)/4, $0x80402010
+DATA all80402010<>+8(SB)/4, $0x80402010
+DATA all80402010<>+12(SB)/4, $0x80402010
+DATA all80402010<>+16(SB)/4, $0x80402010
+DATA all80402010<>+20(SB)/4, $0x80402010
+DATA all80402010<>+24(SB)/4, $0x80402010
+DATA all80402010<>+28(SB)/4, $0x80402010
+GLOBL all80402010<>(SB), RODATA|NOPTR, $32
+
+DATA all10101010<>+0(SB)/4, $0x10101010
+DATA all10101010<>+4(SB)/4, $0x10101010
+DATA all10101010<>+8(SB)/4, $0x10101010
+DATA all10101010<>+12(SB)/4, $0x10101010
+DATA all10101010<>+16(SB)/4, $0x10101010
+DATA all10101010<>+20(SB)/4, $0x10101010
+DATA all10101010<>+24(SB)/4, $0x10101010
+DATA all10101010<>+28(SB)/4, $0x10101010
+GLOBL all10101010<>(SB), RODATA|NOPTR, $32
+
+DATA all70707070<>+0(SB)/4, $0x70707070
+DATA all70707070<>+4(SB)/4, $0x70707070
+DATA all70707070<>+8(SB)/4, $0x70707070
+DATA all70707070<>+12(SB)/4, $0x70707070
+DATA all70707070<>+16(SB)/4, $0x70707070
+DATA all70707070<>+20(SB)/4, $0x70707070
+DATA all70707070<>+24(SB)/4, $0x70707070
+DATA all70707070<>+28(SB)/4, $0x70707070
+GLOBL all70707070<>(SB), RODATA|NOPTR, $32
+
+DATA byte2<>+0(SB)/4, $0x02020202
+DATA byte2<>+4(SB)/4, $0x06060606
+DATA byte2<>+8(SB)/4, $0x0a0a0a0a
+DATA byte2<>+12(SB)/4, $0x0e0e0e0e
+DATA byte2<>+16(SB)/4, $0x02020202
+DATA byte2<>+20(SB)/4, $0x06060606
+DATA byte2<>+24(SB)/4, $0x0a0a0a0a
+DATA byte2<>+28(SB)/4, $0x0e0e0e0e
+GLOBL byte2<>(SB), RODATA|NOPTR, $32
+
+DATA byte1<>+0(SB)/4, $0x01010101
+DATA byte1<>+4(SB)/4, $0x05050505
+DATA byte1<>+8(SB)/4, $0x09090909
+DATA byte1<>+12(SB)/4, $0x0d0d0d0d
+DATA byte1<>+16(SB)/4, $0x01010101
+DATA byte1<>+20(SB)/4, $0x05050505
+DATA byte1<>+24(SB)/4, $0x09090909
+DATA byte1<>+28(SB)/4, $0x0d0d0d0d
+GLOBL byte1<>(SB), RODATA|NOPTR, $32
+
+DATA byte3<>+0(SB)/4, $0x03030303
+DATA byte3<>+4(SB)/4, $0x07070707
+DATA byte3<>+8(SB)/4, $0x0b0b0b0b
+DATA byte3<>+12(SB)/4, $0x0f0f0f0f
+DATA byte3<>+16(SB)/4, $0x03030303
+DATA byte3<>+20(SB)/4, $0x07070707
+DATA byte3<>+24(SB)/4, $0x0b0b0b0b
+DATA byte3<>+28(SB)/4, $0x0f0f0f0f
+GLOBL byte3<>(SB), RODATA|NOPTR, $32
+
+// func packQ5_1256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C
+TEXT ·packQ5_1256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+
+block:
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 4(DI)(Y0*1), Y2
+	VBROADCASTI128 8(DI), Y1
+	VINSERTI128    $0x01, 8(R8), Y1, Y1
+	VBROADCASTI128 8(DI)(DX*1), Y3
+	VINSERTI128    $0x01, 8(R8)(DX*1), Y3, Y3
+	VBROADCASTI128 8(DI)(DX*2), Y4
+	VINSERTI128    $0x01, 8(R8)(DX*2), Y4, Y4
+	VBROADCASTI128 8(DI)(SI*1), Y5
+	VINSERTI128    $0x01, 8(R8)(SI*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y1, Y6
+	VPUNPCKHDQ     Y3, Y1, Y1
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y4
+	VPUNPCKLQDQ    Y3, Y6, Y5
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y4, Y1, Y6
+	VPUNPCKHQDQ    Y4, Y1, Y1
+	VPSLLW         $0x04, Y2, Y4
+	VPSRLW         $0x04, Y5, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte0<>+0(SB), Y4, Y8
+	VPAND          all80402010<>+0(SB), Y8, Y8
+	VPMINUB        all10101010<>+0(SB), Y8, Y8
+	VPADDB         Y8, Y5, Y5
+	VMOVDQU        Y5, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSHUFB        byte2<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y7, Y7
+	VMOVDQU        Y7, 256(AX)
+	VPSRLW         $0x04, Y3, Y5
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte0<>+0(SB), Y2, Y7
+	VPAND          all80402010<>+0(SB), Y7, Y7
+	VPMINUB        all10101010<>+0(SB), Y7, Y7
+	VPADDB         Y7, Y3, Y3
+	VMOVDQU        Y3, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte2<>+0(SB), Y2, Y3
+	VPAND          all80402010<>+0(SB), Y3, Y3
+	VPMINUB        all10101010<>+0(SB), Y3, Y3
+	VPADDB         Y3, Y5, Y5
+	VMOVDQU        Y5, 320(AX)
+	VPSRLW         $0x04, Y6, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSHUFB        byte1<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y6, Y6
+	VMOVDQU        Y6, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y4, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y3, Y3
+	VMOVDQU        Y3, 384(AX)
+	VPSRLW         $0x04, Y1, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSHUFB        byte1<>+0(SB), Y2, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y1, Y1
+	VMOVDQU        Y1, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y2, Y1
+	VPAND          all80402010<>+0(SB), Y1, Y1
+	VPMINUB        all10101010<>+0(SB), Y1, Y1
+	VPADDB         Y1, Y3, Y3
+	VMOVDQU        Y3, 448(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 512(AX)
+	VPSRLD         $0x10, Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 576(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 4(DI)(Y0*1), Y2
+	VBROADCASTI128 8(DI), Y1
+	VINSERTI128    $0x01, 8(R8), Y1, Y1
+	VBROADCASTI128 8(DI)(DX*1), Y3
+	VINSERTI128    $0x01, 8(R8)(DX*1), Y3, Y3
+	VBROADCASTI128 8(DI)(DX*2), Y4
+	VINSERTI128    $0x01, 8(R8)(DX*2), Y4, Y4
+	VBROADCASTI128 8(DI)(SI*1), Y5
+	VINSERTI128    $0x01, 8(R8)(SI*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y1, Y6
+	VPUNPCKHDQ     Y3, Y1, Y1
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y4
+	VPUNPCKLQDQ    Y3, Y6, Y5
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y4, Y1, Y6
+	VPUNPCKHQDQ    Y4, Y1, Y1
+	VPSLLW         $0x04, Y2, Y4
+	VPSRLW         $0x04, Y5, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte0<>+0(SB), Y4, Y8
+	VPAND          all80402010<>+0(SB), Y8, Y8
+	VPMINUB        all10101010<>+0(SB), Y8, Y8
+	VPADDB         Y8, Y5, Y5
+	VMOVDQU        Y5, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSHUFB        byte2<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y7, Y7
+	VMOVDQU        Y7, 288(AX)
+	VPSRLW         $0x04, Y3, Y5
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte0<>+0(SB), Y2, Y7
+	VPAND          all80402010<>+0(SB), Y7, Y7
+	VPMINUB        all10101010<>+0(SB), Y7, Y7
+	VPADDB         Y7, Y3, Y3
+	VMOVDQU        Y3, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSHUFB        byte2<>+0(SB), Y2, Y3
+	VPAND          all80402010<>+0(SB), Y3, Y3
+	VPMINUB        all10101010<>+0(SB), Y3, Y3
+	VPADDB         Y3, Y5, Y5
+	VMOVDQU        Y5, 352(AX)
+	VPSRLW         $0x04, Y6, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSHUFB        byte1<>+0(SB), Y4, Y5
+	VPAND          all80402010<>+0(SB), Y5, Y5
+	VPMINUB        all10101010<>+0(SB), Y5, Y5
+	VPADDB         Y5, Y6, Y6
+	VMOVDQU        Y6, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y4, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y3, Y3
+	VMOVDQU        Y3, 416(AX)
+	VPSRLW         $0x04, Y1, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSHUFB        byte1<>+0(SB), Y2, Y4
+	VPAND          all80402010<>+0(SB), Y4, Y4
+	VPMINUB        all10101010<>+0(SB), Y4, Y4
+	VPADDB         Y4, Y1, Y1
+	VMOVDQU        Y1, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        byte3<>+0(SB), Y2, Y1
+	VPAND          all80402010<>+0(SB), Y1, Y1
+	VPMINUB        all10101010<>+0(SB), Y1, Y1
+	VPADDB         Y1, Y3, Y3
+	VMOVDQU        Y3, 480(AX)
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, (DI)(Y0*1), Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 544(AX)
+	VPSRLD         $0x10, Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 608(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+24, CX
+	ADDQ           $+640, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+// func packQ8_0256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C
+TEXT ·packQ8_0256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         stride+16(FP), DX
@@ -194,13 +799,13 @@ block:
 	VPUNPCKHQDQ    Y2, Y5, Y2
 	VPUNPCKLQDQ    Y3, Y1, Y5
 	VPUNPCKHQDQ    Y3, Y1, Y1
-	VPXOR          all80808080<>+0(SB), Y4, Y4
+	VPADDB         all80808080<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, (AX)
-	VPXOR          all80808080<>+0(SB), Y2, Y2
+	VPADDB         all80808080<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 64(AX)
-	VPXOR          all80808080<>+0(SB), Y5, Y5
+	VPADDB         all80808080<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 128(AX)
-	VPXOR          all80808080<>+0(SB), Y1, Y1
+	VPADDB         all80808080<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 192(AX)
 	VBROADCASTI128 18(DI), Y1
 	VINSERTI128    $0x01, 18(R8), Y1, Y1
@@ -218,13 +823,13 @@ block:
 	VPUNPCKHQDQ    Y2, Y5, Y2
 	VPUNPCKLQDQ    Y3, Y1, Y5
 	VPUNPCKHQDQ    Y3, Y1, Y1
-	VPXOR          all80808080<>+0(SB), Y4, Y4
+	VPADDB         all80808080<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, 256(AX)
-	VPXOR          all80808080<>+0(SB), Y2, Y2
+	VPADDB         all80808080<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 320(AX)
-	VPXOR          all80808080<>+0(SB), Y5, Y5
+	VPADDB         all80808080<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 384(AX)
-	VPXOR          all80808080<>+0(SB), Y1, Y1
+	VPADDB         all80808080<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 448(AX)
 	VPCMPEQD       Y1, Y1, Y1
 	VPXOR          Y2, Y2, Y2
@@ -252,13 +857,13 @@ block:
 	VPUNPCKHQDQ    Y2, Y5, Y2
 	VPUNPCKLQDQ    Y3, Y1, Y5
 	VPUNPCKHQDQ    Y3, Y1, Y1
-	VPXOR          all80808080<>+0(SB), Y4, Y4
+	VPADDB         all80808080<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, 32(AX)
-	VPXOR          all80808080<>+0(SB), Y2, Y2
+	VPADDB         all80808080<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 96(AX)
-	VPXOR          all80808080<>+0(SB), Y5, Y5
+	VPADDB         all80808080<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 160(AX)
-	VPXOR          all80808080<>+0(SB), Y1, Y1
+	VPADDB         all80808080<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 224(AX)
 	VBROADCASTI128 18(DI), Y1
 	VINSERTI128    $0x01, 18(R8), Y1, Y1
@@ -276,13 +881,13 @@ block:
 	VPUNPCKHQDQ    Y2, Y5, Y2
 	VPUNPCKLQDQ    Y3, Y1, Y5
 	VPUNPCKHQDQ    Y3, Y1, Y1
-	VPXOR          all80808080<>+0(SB), Y4, Y4
+	VPADDB         all80808080<>+0(SB), Y4, Y4
 	VMOVDQU        Y4, 288(AX)
-	VPXOR          all80808080<>+0(SB), Y2, Y2
+	VPADDB         all80808080<>+0(SB), Y2, Y2
 	VMOVDQU        Y2, 352(AX)
-	VPXOR          all80808080<>+0(SB), Y5, Y5
+	VPADDB         all80808080<>+0(SB), Y5, Y5
 	VMOVDQU        Y5, 416(AX)
-	VPXOR          all80808080<>+0(SB), Y1, Y1
+	VPADDB         all80808080<>+0(SB), Y1, Y1
 	VMOVDQU        Y1, 480(AX)
 	VPCMPEQD       Y1, Y1, Y1
 	VPXOR          Y2, Y2, Y2

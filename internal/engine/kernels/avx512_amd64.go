@@ -2,15 +2,30 @@
 
 package kernels
 
-// packQ4_1 packs 16 rows, stride bytes apart, of so many blocks.
+// packQ4_0512 packs 16 rows, stride bytes apart, of so many blocks.
 //
 //go:noescape
-func packQ4_1(dst *byte, src *byte, stride int, blocks int)
+func packQ4_0512(dst *byte, src *byte, stride int, blocks int)
 
-// packQ8_0 packs 16 rows, stride bytes apart, of so many blocks.
+// packQ4_1512 packs 16 rows, stride bytes apart, of so many blocks.
 //
 //go:noescape
-func packQ8_0(dst *byte, src *byte, stride int, blocks int)
+func packQ4_1512(dst *byte, src *byte, stride int, blocks int)
+
+// packQ5_0512 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ5_0512(dst *byte, src *byte, stride int, blocks int)
+
+// packQ5_1512 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ5_1512(dst *byte, src *byte, stride int, blocks int)
+
+// packQ8_0512 packs 16 rows, stride bytes apart, of so many blocks.
+//
+//go:noescape
+func packQ8_0512(dst *byte, src *byte, stride int, blocks int)
 
 // mulBias12 multiplies 16 packed rows by 12 vectors: y[c][0:16], stride bytes apart; groups of 4 vectors are group bytes apart.
 //

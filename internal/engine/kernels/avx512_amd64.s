@@ -2,9 +2,9 @@
 
 #include "textflag.h"
 
-// func packQ4_1(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX512F
-TEXT ·packQ4_1(SB), NOSPLIT, $0-32
+// func packQ4_0512(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·packQ4_0512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         stride+16(FP), DX
@@ -15,67 +15,69 @@ TEXT ·packQ4_1(SB), NOSPLIT, $0-32
 	VPBROADCASTD DX, Z0
 	VPMULLD      iota<>+0(SB), Z0, Z0
 	MOVQ         blocks+24(FP), R9
-	MOVL         $0x0f0f0f0f, R10
-	VPBROADCASTD R10, Z1
 
 block:
-	VBROADCASTI32X4 4(CX), Z2
-	VINSERTI32X4    $0x01, 4(SI), Z2, Z2
-	VINSERTI32X4    $0x02, 4(DI), Z2, Z2
-	VINSERTI32X4    $0x03, 4(R8), Z2, Z2
-	VBROADCASTI32X4 4(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 4(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 4(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 4(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 4(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 4(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 4(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 4(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 4(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 4(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 4(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 4(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z2, Z6
-	VPUNPCKHDQ      Z3, Z2, Z2
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z4
-	VPUNPCKLQDQ     Z3, Z6, Z5
-	VPUNPCKHQDQ     Z3, Z6, Z3
-	VPUNPCKLQDQ     Z4, Z2, Z6
-	VPUNPCKHQDQ     Z4, Z2, Z2
-	VPSRLD          $0x04, Z5, Z4
-	VPANDD          Z1, Z5, Z5
-	VPANDD          Z1, Z4, Z4
-	VMOVDQU32       Z5, (AX)
-	VMOVDQU32       Z4, 256(AX)
-	VPSRLD          $0x04, Z3, Z4
-	VPANDD          Z1, Z3, Z3
-	VPANDD          Z1, Z4, Z4
-	VMOVDQU32       Z3, 64(AX)
-	VMOVDQU32       Z4, 320(AX)
-	VPSRLD          $0x04, Z6, Z4
-	VPANDD          Z1, Z6, Z6
-	VPANDD          Z1, Z4, Z4
-	VMOVDQU32       Z6, 128(AX)
-	VMOVDQU32       Z4, 384(AX)
-	VPSRLD          $0x04, Z2, Z4
-	VPANDD          Z1, Z2, Z2
-	VPANDD          Z1, Z4, Z4
-	VMOVDQU32       Z2, 192(AX)
-	VMOVDQU32       Z4, 448(AX)
+	VBROADCASTI32X4 2(CX), Z1
+	VINSERTI32X4    $0x01, 2(SI), Z1, Z1
+	VINSERTI32X4    $0x02, 2(DI), Z1, Z1
+	VINSERTI32X4    $0x03, 2(R8), Z1, Z1
+	VBROADCASTI32X4 2(CX)(DX*1), Z2
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z2, Z2
+	VBROADCASTI32X4 2(CX)(DX*2), Z3
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z3, Z3
+	VBROADCASTI32X4 2(CX)(BX*1), Z4
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z1, Z5
+	VPUNPCKHDQ      Z2, Z1, Z1
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z3
+	VPUNPCKLQDQ     Z2, Z5, Z4
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z3, Z1, Z5
+	VPUNPCKHQDQ     Z3, Z1, Z1
+	VPSRLW          $0x04, Z4, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z4, Z4
+	VPADDB          all78787878<>+0(SB), Z4, Z4
+	VMOVDQU32       Z4, (AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPADDB          all78787878<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 256(AX)
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VPADDB          all78787878<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 64(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPADDB          all78787878<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 320(AX)
+	VPSRLW          $0x04, Z5, Z2
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VPADDB          all78787878<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, 128(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VPADDB          all78787878<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 384(AX)
+	VPSRLW          $0x04, Z1, Z2
+	VPANDD          all0f0f0f0f<>+0(SB), Z1, Z1
+	VPADDB          all78787878<>+0(SB), Z1, Z1
+	VMOVDQU32       Z1, 192(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VPADDB          all78787878<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 448(AX)
 	KXNORW          K1, K1, K1
-	VPGATHERDD      (CX)(Z0*1), K1, Z7
-	VPMOVDW         Z7, Y2
-	VCVTPH2PS       Y2, Z2
-	VMOVUPS         Z2, 512(AX)
-	VPSRLD          $0x10, Z7, Z7
-	VPMOVDW         Z7, Y2
-	VCVTPH2PS       Y2, Z2
-	VMOVUPS         Z2, 576(AX)
-	ADDQ            $+20, CX
-	ADDQ            $+20, SI
-	ADDQ            $+20, DI
-	ADDQ            $+20, R8
+	VPGATHERDD      (CX)(Z0*1), K1, Z6
+	VPMOVDW         Z6, Y1
+	VCVTPH2PS       Y1, Z1
+	VMOVUPS         Z1, 512(AX)
+	ADDQ            $+18, CX
+	ADDQ            $+18, SI
+	ADDQ            $+18, DI
+	ADDQ            $+18, R8
 	ADDQ            $+640, AX
 	DECQ            R9
 	JNZ             block
@@ -100,9 +102,45 @@ DATA iota<>+56(SB)/4, $0x0000000e
 DATA iota<>+60(SB)/4, $0x0000000f
 GLOBL iota<>(SB), RODATA|NOPTR, $64
 
-// func packQ8_0(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX512F
-TEXT ·packQ8_0(SB), NOSPLIT, $0-32
+DATA all0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+32(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+36(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+40(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+44(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+48(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+52(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+56(SB)/4, $0x0f0f0f0f
+DATA all0f0f0f0f<>+60(SB)/4, $0x0f0f0f0f
+GLOBL all0f0f0f0f<>(SB), RODATA|NOPTR, $64
+
+DATA all78787878<>+0(SB)/4, $0x78787878
+DATA all78787878<>+4(SB)/4, $0x78787878
+DATA all78787878<>+8(SB)/4, $0x78787878
+DATA all78787878<>+12(SB)/4, $0x78787878
+DATA all78787878<>+16(SB)/4, $0x78787878
+DATA all78787878<>+20(SB)/4, $0x78787878
+DATA all78787878<>+24(SB)/4, $0x78787878
+DATA all78787878<>+28(SB)/4, $0x78787878
+DATA all78787878<>+32(SB)/4, $0x78787878
+DATA all78787878<>+36(SB)/4, $0x78787878
+DATA all78787878<>+40(SB)/4, $0x78787878
+DATA all78787878<>+44(SB)/4, $0x78787878
+DATA all78787878<>+48(SB)/4, $0x78787878
+DATA all78787878<>+52(SB)/4, $0x78787878
+DATA all78787878<>+56(SB)/4, $0x78787878
+DATA all78787878<>+60(SB)/4, $0x78787878
+GLOBL all78787878<>(SB), RODATA|NOPTR, $64
+
+// func packQ4_1512(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·packQ4_1512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         stride+16(FP), DX
@@ -113,79 +151,511 @@ TEXT ·packQ8_0(SB), NOSPLIT, $0-32
 	VPBROADCASTD DX, Z0
 	VPMULLD      iota<>+0(SB), Z0, Z0
 	MOVQ         blocks+24(FP), R9
-	MOVL         $0x80808080, R10
-	VPBROADCASTD R10, Z1
 
 block:
-	VBROADCASTI32X4 2(CX), Z2
-	VINSERTI32X4    $0x01, 2(SI), Z2, Z2
-	VINSERTI32X4    $0x02, 2(DI), Z2, Z2
-	VINSERTI32X4    $0x03, 2(R8), Z2, Z2
-	VBROADCASTI32X4 2(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 2(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 2(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z2, Z6
-	VPUNPCKHDQ      Z3, Z2, Z2
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z4
-	VPUNPCKLQDQ     Z3, Z6, Z5
-	VPUNPCKHQDQ     Z3, Z6, Z3
-	VPUNPCKLQDQ     Z4, Z2, Z6
-	VPUNPCKHQDQ     Z4, Z2, Z2
-	VPXORD          Z1, Z5, Z5
-	VMOVDQU32       Z5, (AX)
-	VPXORD          Z1, Z3, Z3
-	VMOVDQU32       Z3, 64(AX)
-	VPXORD          Z1, Z6, Z6
-	VMOVDQU32       Z6, 128(AX)
-	VPXORD          Z1, Z2, Z2
-	VMOVDQU32       Z2, 192(AX)
-	VBROADCASTI32X4 18(CX), Z2
-	VINSERTI32X4    $0x01, 18(SI), Z2, Z2
-	VINSERTI32X4    $0x02, 18(DI), Z2, Z2
-	VINSERTI32X4    $0x03, 18(R8), Z2, Z2
-	VBROADCASTI32X4 18(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 18(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 18(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z2, Z6
-	VPUNPCKHDQ      Z3, Z2, Z2
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z4
-	VPUNPCKLQDQ     Z3, Z6, Z5
-	VPUNPCKHQDQ     Z3, Z6, Z3
-	VPUNPCKLQDQ     Z4, Z2, Z6
-	VPUNPCKHQDQ     Z4, Z2, Z2
-	VPXORD          Z1, Z5, Z5
-	VMOVDQU32       Z5, 256(AX)
-	VPXORD          Z1, Z3, Z3
+	VBROADCASTI32X4 4(CX), Z1
+	VINSERTI32X4    $0x01, 4(SI), Z1, Z1
+	VINSERTI32X4    $0x02, 4(DI), Z1, Z1
+	VINSERTI32X4    $0x03, 4(R8), Z1, Z1
+	VBROADCASTI32X4 4(CX)(DX*1), Z2
+	VINSERTI32X4    $0x01, 4(SI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x02, 4(DI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x03, 4(R8)(DX*1), Z2, Z2
+	VBROADCASTI32X4 4(CX)(DX*2), Z3
+	VINSERTI32X4    $0x01, 4(SI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x02, 4(DI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x03, 4(R8)(DX*2), Z3, Z3
+	VBROADCASTI32X4 4(CX)(BX*1), Z4
+	VINSERTI32X4    $0x01, 4(SI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x02, 4(DI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x03, 4(R8)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z1, Z5
+	VPUNPCKHDQ      Z2, Z1, Z1
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z3
+	VPUNPCKLQDQ     Z2, Z5, Z4
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z3, Z1, Z5
+	VPUNPCKHQDQ     Z3, Z1, Z1
+	VPSRLW          $0x04, Z4, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z4, Z4
+	VMOVDQU32       Z4, (AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 256(AX)
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 64(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
 	VMOVDQU32       Z3, 320(AX)
-	VPXORD          Z1, Z6, Z6
-	VMOVDQU32       Z6, 384(AX)
-	VPXORD          Z1, Z2, Z2
+	VPSRLW          $0x04, Z5, Z2
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, 128(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 384(AX)
+	VPSRLW          $0x04, Z1, Z2
+	VPANDD          all0f0f0f0f<>+0(SB), Z1, Z1
+	VMOVDQU32       Z1, 192(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
 	VMOVDQU32       Z2, 448(AX)
 	KXNORW          K1, K1, K1
-	VPGATHERDD      (CX)(Z0*1), K1, Z7
+	VPGATHERDD      (CX)(Z0*1), K1, Z6
+	VPMOVDW         Z6, Y1
+	VCVTPH2PS       Y1, Z1
+	VMOVUPS         Z1, 512(AX)
+	VPSRLD          $0x10, Z6, Z6
+	VPMOVDW         Z6, Y1
+	VCVTPH2PS       Y1, Z1
+	VMOVUPS         Z1, 576(AX)
+	ADDQ            $+20, CX
+	ADDQ            $+20, SI
+	ADDQ            $+20, DI
+	ADDQ            $+20, R8
+	ADDQ            $+640, AX
+	DECQ            R9
+	JNZ             block
+	VZEROUPPER
+	RET
+
+// func packQ5_0512(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·packQ5_0512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	LEAQ         (DX)(DX*2), BX
+	LEAQ         (CX)(DX*4), SI
+	LEAQ         (SI)(DX*4), DI
+	LEAQ         (DI)(DX*4), R8
+	VPBROADCASTD DX, Z0
+	VPMULLD      iota<>+0(SB), Z0, Z0
+	MOVQ         blocks+24(FP), R9
+
+block:
+	KXNORW          K1, K1, K1
+	VPGATHERDD      2(CX)(Z0*1), K1, Z1
+	VBROADCASTI32X4 6(CX), Z2
+	VINSERTI32X4    $0x01, 6(SI), Z2, Z2
+	VINSERTI32X4    $0x02, 6(DI), Z2, Z2
+	VINSERTI32X4    $0x03, 6(R8), Z2, Z2
+	VBROADCASTI32X4 6(CX)(DX*1), Z3
+	VINSERTI32X4    $0x01, 6(SI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x02, 6(DI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x03, 6(R8)(DX*1), Z3, Z3
+	VBROADCASTI32X4 6(CX)(DX*2), Z4
+	VINSERTI32X4    $0x01, 6(SI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x02, 6(DI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x03, 6(R8)(DX*2), Z4, Z4
+	VBROADCASTI32X4 6(CX)(BX*1), Z5
+	VINSERTI32X4    $0x01, 6(SI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x02, 6(DI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x03, 6(R8)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z2, Z6
+	VPUNPCKHDQ      Z3, Z2, Z2
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPUNPCKLQDQ     Z3, Z6, Z5
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z4, Z2, Z6
+	VPUNPCKHQDQ     Z4, Z2, Z2
+	VPSLLW          $0x04, Z1, Z4
+	VPSRLW          $0x04, Z5, Z8
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VPSHUFB         byte0<>+0(SB), Z4, Z9
+	VPANDD          all80402010<>+0(SB), Z9, Z9
+	VPMINUB         all10101010<>+0(SB), Z9, Z9
+	VPADDB          Z9, Z5, Z5
+	VPADDB          all70707070<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, (AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z8, Z8
+	VPSHUFB         byte2<>+0(SB), Z4, Z5
+	VPANDD          all80402010<>+0(SB), Z5, Z5
+	VPMINUB         all10101010<>+0(SB), Z5, Z5
+	VPADDB          Z5, Z8, Z8
+	VPADDB          all70707070<>+0(SB), Z8, Z8
+	VMOVDQU32       Z8, 256(AX)
+	VPSRLW          $0x04, Z3, Z5
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte0<>+0(SB), Z1, Z8
+	VPANDD          all80402010<>+0(SB), Z8, Z8
+	VPMINUB         all10101010<>+0(SB), Z8, Z8
+	VPADDB          Z8, Z3, Z3
+	VPADDB          all70707070<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 64(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VPSHUFB         byte2<>+0(SB), Z1, Z3
+	VPANDD          all80402010<>+0(SB), Z3, Z3
+	VPMINUB         all10101010<>+0(SB), Z3, Z3
+	VPADDB          Z3, Z5, Z5
+	VPADDB          all70707070<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, 320(AX)
+	VPSRLW          $0x04, Z6, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z6, Z6
+	VPSHUFB         byte1<>+0(SB), Z4, Z5
+	VPANDD          all80402010<>+0(SB), Z5, Z5
+	VPMINUB         all10101010<>+0(SB), Z5, Z5
+	VPADDB          Z5, Z6, Z6
+	VPADDB          all70707070<>+0(SB), Z6, Z6
+	VMOVDQU32       Z6, 128(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte3<>+0(SB), Z4, Z4
+	VPANDD          all80402010<>+0(SB), Z4, Z4
+	VPMINUB         all10101010<>+0(SB), Z4, Z4
+	VPADDB          Z4, Z3, Z3
+	VPADDB          all70707070<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 384(AX)
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VPSHUFB         byte1<>+0(SB), Z1, Z4
+	VPANDD          all80402010<>+0(SB), Z4, Z4
+	VPMINUB         all10101010<>+0(SB), Z4, Z4
+	VPADDB          Z4, Z2, Z2
+	VPADDB          all70707070<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 192(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte3<>+0(SB), Z1, Z2
+	VPANDD          all80402010<>+0(SB), Z2, Z2
+	VPMINUB         all10101010<>+0(SB), Z2, Z2
+	VPADDB          Z2, Z3, Z3
+	VPADDB          all70707070<>+0(SB), Z3, Z3
+	VMOVDQU32       Z3, 448(AX)
+	KXNORW          K2, K2, K2
+	VPGATHERDD      (CX)(Z0*1), K2, Z7
 	VPMOVDW         Z7, Y2
 	VCVTPH2PS       Y2, Z2
 	VMOVUPS         Z2, 512(AX)
+	ADDQ            $+22, CX
+	ADDQ            $+22, SI
+	ADDQ            $+22, DI
+	ADDQ            $+22, R8
+	ADDQ            $+640, AX
+	DECQ            R9
+	JNZ             block
+	VZEROUPPER
+	RET
+
+DATA byte0<>+0(SB)/4, $0x00000000
+DATA byte0<>+4(SB)/4, $0x04040404
+DATA byte0<>+8(SB)/4, $0x08080808
+DATA byte0<>+12(SB)/4, $0x0c0c0c0c
+DATA byte0<>+16(SB)/4, $0x00000000
+DATA byte0<>+20(SB)/4, $0x04040404
+DATA byte0<>+24(SB)/4, $0x08080808
+DATA byte0<>+28(SB)/4, $0x0c0c0c0c
+DATA byte0<>+32(SB)/4, $0x00000000
+DATA byte0<>+36(SB)/4, $0x04040404
+DATA byte0<>+40(SB)/4, $0x08080808
+DATA byte0<>+44(SB)/4, $0x0c0c0c0c
+DATA byte0<>+48(SB)/4, $0x00000000
+DATA byte0<>+52(SB)/4, $0x04040404
+DATA byte0<>+56(SB)/4, $0x08080808
+DATA byte0<>+60(SB)/4, $0x0c0c0c0c
+GLOBL byte0<>(SB), RODATA|NOPTR, $64
+
+DATA all80402010<>+0(SB)/4, $0x80402010
+DATA all80402010<>+4(SB)/4, $0x80402010
+DATA all80402010<>+8(SB)/4, $0x80402010
+DATA all80402010<>+12(SB)/4, $0x80402010
+DATA all80402010<>+16(SB)/4, $0x80402010
+DATA all80402010<>+20(SB)/4, $0x80402010
+DATA all80402010<>+24(SB)/4, $0x80402010
+DATA all80402010<>+28(SB)/4, $0x80402010
+DATA all80402010<>+32(SB)/4, $0x80402010
+DATA all80402010<>+36(SB)/4, $0x80402010
+DATA all80402010<>+40(SB)/4, $0x80402010
+DATA all80402010<>+44(SB)/4, $0x80402010
+DATA all80402010<>+48(SB)/4, $0x80402010
+DATA all80402010<>+52(SB)/4, $0x80402010
+DATA all80402010<>+56(SB)/4, $0x80402010
+DATA all80402010<>+60(SB)/4, $0x80402010
+GLOBL all80402010<>(SB), RODATA|NOPTR, $64
+
+DATA all10101010<>+0(SB)/4, $0x10101010
+DATA all10101010<>+4(SB)/4, $0x10101010
+DATA all10101010<>+8(SB)/4, $0x10101010
+DATA all10101010<>+12(SB)/4, $0x10101010
+DATA all10101010<>+16(SB)/4, $0x10101010
+DATA all10101010<>+20(SB)/4, $0x10101010
+DATA all10101010<>+24(SB)/4, $0x10101010
+DATA all10101010<>+28(SB)/4, $0x10101010
+DATA all10101010<>+32(SB)/4, $0x10101010
+DATA all10101010<>+36(SB)/4, $0x10101010
+DATA all10101010<>+40(SB)/4, $0x10101010
+DATA all10101010<>+44(SB)/4, $0x10101010
+DATA all10101010<>+48(SB)/4, $0x10101010
+DATA all10101010<>+52(SB)/4, $0x10101010
+DATA all10101010<>+56(SB)/4, $0x10101010
+DATA all10101010<>+60(SB)/4, $0x10101010
+GLOBL all10101010<>(SB), RODATA|NOPTR, $64
+
+DATA all70707070<>+0(SB)/4, $0x70707070
+DATA all70707070<>+4(SB)/4, $0x70707070
+DATA all70707070<>+8(SB)/4, $0x70707070
+DATA all70707070<>+12(SB)/4, $0x70707070
+DATA all70707070<>+16(SB)/4, $0x70707070
+DATA all70707070<>+20(SB)/4, $0x70707070
+DATA all70707070<>+24(SB)/4, $0x70707070
+DATA all70707070<>+28(SB)/4, $0x70707070
+DATA all70707070<>+32(SB)/4, $0x70707070
+DATA all70707070<>+36(SB)/4, $0x70707070
+DATA all70707070<>+40(SB)/4, $0x70707070
+DATA all70707070<>+44(SB)/4, $0x70707070
+DATA all70707070<>+48(SB)/4, $0x70707070
+DATA all70707070<>+52(SB)/4, $0x70707070
+DATA all70707070<>+56(SB)/4, $0x70707070
+DATA all70707070<>+60(SB)/4, $0x70707070
+GLOBL all70707070<>(SB), RODATA|NOPTR, $64
+
+DATA byte2<>+0(SB)/4, $0x02020202
+DATA byte2<>+4(SB)/4, $0x06060606
+DATA byte2<>+8(SB)/4, $0x0a0a0a0a
+DATA byte2<>+12(SB)/4, $0x0e0e0e0e
+DATA byte2<>+16(SB)/4, $0x02020202
+DATA byte2<>+20(SB)/4, $0x06060606
+DATA byte2<>+24(SB)/4, $0x0a0a0a0a
+DATA byte2<>+28(SB)/4, $0x0e0e0e0e
+DATA byte2<>+32(SB)/4, $0x02020202
+DATA byte2<>+36(SB)/4, $0x06060606
+DATA byte2<>+40(SB)/4, $0x0a0a0a0a
+DATA byte2<>+44(SB)/4, $0x0e0e0e0e
+DATA byte2<>+48(SB)/4, $0x02020202
+DATA byte2<>+52(SB)/4, $0x06060606
+DATA byte2<>+56(SB)/4, $0x0a0a0a0a
+DATA byte2<>+60(SB)/4, $0x0e0e0e0e
+GLOBL byte2<>(SB), RODATA|NOPTR, $64
+
+DATA byte1<>+0(SB)/4, $0x01010101
+DATA byte1<>+4(SB)/4, $0x05050505
+DATA byte1<>+8(SB)/4, $0x09090909
+DATA byte1<>+12(SB)/4, $0x0d0d0d0d
+DATA byte1<>+16(SB)/4, $0x01010101
+DATA byte1<>+20(SB)/4, $0x05050505
+DATA byte1<>+24(SB)/4, $0x09090909
+DATA byte1<>+28(SB)/4, $0x0d0d0d0d
+DATA byte1<>+32(SB)/4, $0x01010101
+DATA byte1<>+36(SB)/4, $0x05050505
+DATA byte1<>+40(SB)/4, $0x09090909
+DATA byte1<>+44(SB)/4, $0x0d0d0d0d
+DATA byte1<>+48(SB)/4, $0x01010101
+DATA byte1<>+52(SB)/4, $0x05050505
+DATA byte1<>+56(SB)/4, $0x09090909
+DATA byte1<>+60(SB)/4, $0x0d0d0d0d
+GLOBL byte1<>(SB), RODATA|NOPTR, $64
+
+DATA byte3<>+0(SB)/4, $0x03030303
+DATA byte3<>+4(SB)/4, $0x07070707
+DATA byte3<>+8(SB)/4, $0x0b0b0b0b
+DATA byte3<>+12(SB)/4, $0x0f0f0f0f
+DATA byte3<>+16(SB)/4, $0x03030303
+DATA byte3<>+20(SB)/4, $0x07070707
+DATA byte3<>+24(SB)/4, $0x0b0b0b0b
+DATA byte3<>+28(SB)/4, $0x0f0f0f0f
+DATA byte3<>+32(SB)/4, $0x03030303
+DATA byte3<>+36(SB)/4, $0x07070707
+DATA byte3<>+40(SB)/4, $0x0b0b0b0b
+DATA byte3<>+44(SB)/4, $0x0f0f0f0f
+DATA byte3<>+48(SB)/4, $0x03030303
+DATA byte3<>+52(SB)/4, $0x07070707
+DATA byte3<>+56(SB)/4, $0x0b0b0b0b
+DATA byte3<>+60(SB)/4, $0x0f0f0f0f
+GLOBL byte3<>(SB), RODATA|NOPTR, $64
+
+// func packQ5_1512(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·packQ5_1512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	LEAQ         (DX)(DX*2), BX
+	LEAQ         (CX)(DX*4), SI
+	LEAQ         (SI)(DX*4), DI
+	LEAQ         (DI)(DX*4), R8
+	VPBROADCASTD DX, Z0
+	VPMULLD      iota<>+0(SB), Z0, Z0
+	MOVQ         blocks+24(FP), R9
+
+block:
+	KXNORW          K1, K1, K1
+	VPGATHERDD      4(CX)(Z0*1), K1, Z1
+	VBROADCASTI32X4 8(CX), Z2
+	VINSERTI32X4    $0x01, 8(SI), Z2, Z2
+	VINSERTI32X4    $0x02, 8(DI), Z2, Z2
+	VINSERTI32X4    $0x03, 8(R8), Z2, Z2
+	VBROADCASTI32X4 8(CX)(DX*1), Z3
+	VINSERTI32X4    $0x01, 8(SI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x02, 8(DI)(DX*1), Z3, Z3
+	VINSERTI32X4    $0x03, 8(R8)(DX*1), Z3, Z3
+	VBROADCASTI32X4 8(CX)(DX*2), Z4
+	VINSERTI32X4    $0x01, 8(SI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x02, 8(DI)(DX*2), Z4, Z4
+	VINSERTI32X4    $0x03, 8(R8)(DX*2), Z4, Z4
+	VBROADCASTI32X4 8(CX)(BX*1), Z5
+	VINSERTI32X4    $0x01, 8(SI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x02, 8(DI)(BX*1), Z5, Z5
+	VINSERTI32X4    $0x03, 8(R8)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z2, Z6
+	VPUNPCKHDQ      Z3, Z2, Z2
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPUNPCKLQDQ     Z3, Z6, Z5
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z4, Z2, Z6
+	VPUNPCKHQDQ     Z4, Z2, Z2
+	VPSLLW          $0x04, Z1, Z4
+	VPSRLW          $0x04, Z5, Z8
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VPSHUFB         byte0<>+0(SB), Z4, Z9
+	VPANDD          all80402010<>+0(SB), Z9, Z9
+	VPMINUB         all10101010<>+0(SB), Z9, Z9
+	VPADDB          Z9, Z5, Z5
+	VMOVDQU32       Z5, (AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z8, Z8
+	VPSHUFB         byte2<>+0(SB), Z4, Z5
+	VPANDD          all80402010<>+0(SB), Z5, Z5
+	VPMINUB         all10101010<>+0(SB), Z5, Z5
+	VPADDB          Z5, Z8, Z8
+	VMOVDQU32       Z8, 256(AX)
+	VPSRLW          $0x04, Z3, Z5
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte0<>+0(SB), Z1, Z8
+	VPANDD          all80402010<>+0(SB), Z8, Z8
+	VPMINUB         all10101010<>+0(SB), Z8, Z8
+	VPADDB          Z8, Z3, Z3
+	VMOVDQU32       Z3, 64(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z5, Z5
+	VPSHUFB         byte2<>+0(SB), Z1, Z3
+	VPANDD          all80402010<>+0(SB), Z3, Z3
+	VPMINUB         all10101010<>+0(SB), Z3, Z3
+	VPADDB          Z3, Z5, Z5
+	VMOVDQU32       Z5, 320(AX)
+	VPSRLW          $0x04, Z6, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z6, Z6
+	VPSHUFB         byte1<>+0(SB), Z4, Z5
+	VPANDD          all80402010<>+0(SB), Z5, Z5
+	VPMINUB         all10101010<>+0(SB), Z5, Z5
+	VPADDB          Z5, Z6, Z6
+	VMOVDQU32       Z6, 128(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte3<>+0(SB), Z4, Z4
+	VPANDD          all80402010<>+0(SB), Z4, Z4
+	VPMINUB         all10101010<>+0(SB), Z4, Z4
+	VPADDB          Z4, Z3, Z3
+	VMOVDQU32       Z3, 384(AX)
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          all0f0f0f0f<>+0(SB), Z2, Z2
+	VPSHUFB         byte1<>+0(SB), Z1, Z4
+	VPANDD          all80402010<>+0(SB), Z4, Z4
+	VPMINUB         all10101010<>+0(SB), Z4, Z4
+	VPADDB          Z4, Z2, Z2
+	VMOVDQU32       Z2, 192(AX)
+	VPANDD          all0f0f0f0f<>+0(SB), Z3, Z3
+	VPSHUFB         byte3<>+0(SB), Z1, Z2
+	VPANDD          all80402010<>+0(SB), Z2, Z2
+	VPMINUB         all10101010<>+0(SB), Z2, Z2
+	VPADDB          Z2, Z3, Z3
+	VMOVDQU32       Z3, 448(AX)
+	KXNORW          K2, K2, K2
+	VPGATHERDD      (CX)(Z0*1), K2, Z7
+	VPMOVDW         Z7, Y2
+	VCVTPH2PS       Y2, Z2
+	VMOVUPS         Z2, 512(AX)
+	VPSRLD          $0x10, Z7, Z7
+	VPMOVDW         Z7, Y2
+	VCVTPH2PS       Y2, Z2
+	VMOVUPS         Z2, 576(AX)
+	ADDQ            $+24, CX
+	ADDQ            $+24, SI
+	ADDQ            $+24, DI
+	ADDQ            $+24, R8
+	ADDQ            $+640, AX
+	DECQ            R9
+	JNZ             block
+	VZEROUPPER
+	RET
+
+// func packQ8_0512(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·packQ8_0512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	LEAQ         (DX)(DX*2), BX
+	LEAQ         (CX)(DX*4), SI
+	LEAQ         (SI)(DX*4), DI
+	LEAQ         (DI)(DX*4), R8
+	VPBROADCASTD DX, Z0
+	VPMULLD      iota<>+0(SB), Z0, Z0
+	MOVQ         blocks+24(FP), R9
+
+block:
+	VBROADCASTI32X4 2(CX), Z1
+	VINSERTI32X4    $0x01, 2(SI), Z1, Z1
+	VINSERTI32X4    $0x02, 2(DI), Z1, Z1
+	VINSERTI32X4    $0x03, 2(R8), Z1, Z1
+	VBROADCASTI32X4 2(CX)(DX*1), Z2
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z2, Z2
+	VBROADCASTI32X4 2(CX)(DX*2), Z3
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z3, Z3
+	VBROADCASTI32X4 2(CX)(BX*1), Z4
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z1, Z5
+	VPUNPCKHDQ      Z2, Z1, Z1
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z3
+	VPUNPCKLQDQ     Z2, Z5, Z4
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z3, Z1, Z5
+	VPUNPCKHQDQ     Z3, Z1, Z1
+	VPADDB          all80808080<>+0(SB), Z4, Z4
+	VMOVDQU32       Z4, (AX)
+	VPADDB          all80808080<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 64(AX)
+	VPADDB          all80808080<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, 128(AX)
+	VPADDB          all80808080<>+0(SB), Z1, Z1
+	VMOVDQU32       Z1, 192(AX)
+	VBROADCASTI32X4 18(CX), Z1
+	VINSERTI32X4    $0x01, 18(SI), Z1, Z1
+	VINSERTI32X4    $0x02, 18(DI), Z1, Z1
+	VINSERTI32X4    $0x03, 18(R8), Z1, Z1
+	VBROADCASTI32X4 18(CX)(DX*1), Z2
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z2, Z2
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z2, Z2
+	VBROADCASTI32X4 18(CX)(DX*2), Z3
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z3, Z3
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z3, Z3
+	VBROADCASTI32X4 18(CX)(BX*1), Z4
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z4, Z4
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z1, Z5
+	VPUNPCKHDQ      Z2, Z1, Z1
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z3
+	VPUNPCKLQDQ     Z2, Z5, Z4
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z3, Z1, Z5
+	VPUNPCKHQDQ     Z3, Z1, Z1
+	VPADDB          all80808080<>+0(SB), Z4, Z4
+	VMOVDQU32       Z4, 256(AX)
+	VPADDB          all80808080<>+0(SB), Z2, Z2
+	VMOVDQU32       Z2, 320(AX)
+	VPADDB          all80808080<>+0(SB), Z5, Z5
+	VMOVDQU32       Z5, 384(AX)
+	VPADDB          all80808080<>+0(SB), Z1, Z1
+	VMOVDQU32       Z1, 448(AX)
+	KXNORW          K1, K1, K1
+	VPGATHERDD      (CX)(Z0*1), K1, Z6
+	VPMOVDW         Z6, Y1
+	VCVTPH2PS       Y1, Z1
+	VMOVUPS         Z1, 512(AX)
 	ADDQ            $+34, CX
 	ADDQ            $+34, SI
 	ADDQ            $+34, DI
@@ -195,6 +665,24 @@ block:
 	JNZ             block
 	VZEROUPPER
 	RET
+
+DATA all80808080<>+0(SB)/4, $0x80808080
+DATA all80808080<>+4(SB)/4, $0x80808080
+DATA all80808080<>+8(SB)/4, $0x80808080
+DATA all80808080<>+12(SB)/4, $0x80808080
+DATA all80808080<>+16(SB)/4, $0x80808080
+DATA all80808080<>+20(SB)/4, $0x80808080
+DATA all80808080<>+24(SB)/4, $0x80808080
+DATA all80808080<>+28(SB)/4, $0x80808080
+DATA all80808080<>+32(SB)/4, $0x80808080
+DATA all80808080<>+36(SB)/4, $0x80808080
+DATA all80808080<>+40(SB)/4, $0x80808080
+DATA all80808080<>+44(SB)/4, $0x80808080
+DATA all80808080<>+48(SB)/4, $0x80808080
+DATA all80808080<>+52(SB)/4, $0x80808080
+DATA all80808080<>+56(SB)/4, $0x80808080
+DATA all80808080<>+60(SB)/4, $0x80808080
+GLOBL all80808080<>(SB), RODATA|NOPTR, $64
 
 // func mulBias12(y *float32, stride int, w *byte, x *byte, group int, blocks int)
 // Requires: AVX, AVX512F, AVX512VNNI

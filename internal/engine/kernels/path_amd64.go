@@ -22,7 +22,9 @@ func detect() []*path {
 var avx512 = &path{
 	name: "avx512",
 	int8: &int8Routines{
-		pack:     map[Type]packRoutine{Q8_0: {packQ8_0, false}, Q4_1: {packQ4_1, true}},
+		pack: map[Type]packRoutine{
+			Q4_0: {packQ4_0512, false}, Q4_1: {packQ4_1512, true}, Q5_0: {packQ5_0512, false}, Q5_1: {packQ5_1512, true}, Q8_0: {packQ8_0512, false},
+		},
 		bias:     [3]mulRoutine{mulBias12, mulBias4, mulBias1},
 		min:      [3]mulRoutine{mulMin12, mulMin4, mulMin1},
 		quantise: quantise4,
@@ -38,7 +40,9 @@ var avx512 = &path{
 var avx2 = &path{
 	name: "avx2",
 	int8: &int8Routines{
-		pack:     map[Type]packRoutine{Q8_0: {packQ8_0x2, false}, Q4_1: {packQ4_1x2, true}},
+		pack: map[Type]packRoutine{
+			Q4_0: {packQ4_0256, false}, Q4_1: {packQ4_1256, true}, Q5_0: {packQ5_0256, false}, Q5_1: {packQ5_1256, true}, Q8_0: {packQ8_0256, false},
+		},
 		bias:     [3]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2},
 		min:      [3]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2},
 		quantise: quantiseRecords,

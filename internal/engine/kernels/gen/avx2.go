@@ -12,8 +12,9 @@ import (
 // two registers.
 
 func avx2(a *asm) {
-	pack256(a, "packQ4_1x2", 4, true)
-	pack256(a, "packQ8_0x2", 2, false)
+	for i := range blockForms {
+		pack256(a, &blockForms[i])
+	}
 	for _, cols := range []int{4, 1} {
 		mul256(a, cols, false)
 		mul256(a, cols, true)
@@ -36,12 +37,8 @@ func (a *asm) ymms(n int) []reg.VecVirtual {
 }
 
 // pack256 packs 16 rows, eight at a time.
-func pack256(a *asm, name string, begin int, min bool) {
-	bytes, halves := 20, 1
-	if !min {
-		bytes, halves = 34, 2
-	}
-	a.function(name, packSignature, name+" packs 16 rows, stride bytes apart, of so many blocks.")
+func pack256(a *asm, f *blockForm) {
+	a.function(a.name("pack"+f.name), packSignature, a.name("pack"+f.name)+" packs 16 rows, stride bytes apart, of so many blocks.")
 	dst, src, stride, n := a.param("dst"), a.param("src"), a.param("stride"), a.param("blocks")
 	r := rows{stride: stride, s3: a.triple(stride)}
 	for i := range 2 {
@@ -55,30 +52,36 @@ func pack256(a *asm, name string, begin int, min bool) {
 		a.MOVQ(src, r.p[0])
 		for rows8 := range 2 {
 			a.LEAQ(operand.Mem{Base: r.p[0], Index: stride, Scale: 4}, r.p[1])
-			for half := range halves {
-				for g, v := range quads256(a, &r, begin+16*half) {
-					to := at(dst, 64*(4*half+g)+32*rows8)
-					if !min {
-						a.VPXOR(a.constant(0x80808080), v, v)
-						a.VMOVDQU(v, to)
-						continue
+			to := at(dst, 32*rows8)
+			if f.wide {
+				for half := range 2 {
+					for g, v := range quads256(a, &r, f.weights+16*half) {
+						f.store(a, v, 4*half+g, to)
 					}
-					high := a.YMM()
-					a.VPSRLW(operand.U8(4), v, high)
-					a.VPAND(a.constant(0x0f0f0f0f), v, v)
-					a.VPAND(a.constant(0x0f0f0f0f), high, high)
-					a.VMOVDQU(v, to)
-					to.Disp += 256
-					a.VMOVDQU(high, to)
 				}
+			} else {
+				var h reg.VecVirtual
+				if f.fifths > 0 {
+					h = gather256(a, &r, index, f.fifths)
+				}
+				f.nibbles(a, quads256(a, &r, f.weights), h, to)
 			}
-			scales256(a, &r, index, at(dst, 512+32*rows8), min)
+			scales256(a, &r, index, at(dst, 512+32*rows8), f.min)
 			a.LEAQ(operand.Mem{Base: r.p[1], Index: stride, Scale: 4}, r.p[0])
 		}
-		a.ADDQ(operand.I32(bytes), src)
+		a.ADDQ(operand.I32(f.bytes), src)
 		a.ADDQ(operand.I32(packedBytes), dst)
 	})
 	a.done()
+}
+
+// gather256 gathers four bytes of the current block of eight rows.
+func gather256(a *asm, r *rows, index reg.VecVirtual, disp int) reg.VecVirtual {
+	mask, v := a.YMM(), a.YMM()
+	a.VPCMPEQD(mask, mask, mask)
+	a.VPXOR(v, v, v)
+	a.VPGATHERDD(mask, operand.Mem{Base: r.p[0], Index: index, Scale: 1, Disp: disp}, v)
+	return v
 }
 
 // quads256 is rows.quads for eight rows.
@@ -101,10 +104,7 @@ func quads256(a *asm, r *rows, disp int) []reg.VecVirtual {
 
 // scales256 gathers d, and m, of eight rows.
 func scales256(a *asm, r *rows, index reg.VecVirtual, to operand.Mem, min bool) {
-	mask, v, w := a.YMM(), a.YMM(), a.YMM()
-	a.VPCMPEQD(mask, mask, mask)
-	a.VPXOR(v, v, v)
-	a.VPGATHERDD(mask, operand.Mem{Base: r.p[0], Index: index, Scale: 1}, v)
+	v, w := gather256(a, r, index, 0), a.YMM()
 	widen := func(to operand.Mem) { // words in w
 		a.VPACKUSDW(w, w, w)
 		a.VPERMQ(operand.U8(0x08), w, w)

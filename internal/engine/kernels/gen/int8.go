@@ -21,8 +21,9 @@ const (
 )
 
 func avx512(a *asm) {
-	packQ4_1(a)
-	packQ8_0(a)
+	for i := range blockForms {
+		pack(a, &blockForms[i])
+	}
 	for _, cols := range []int{12, 4, 1} {
 		mul(a, cols, false)
 		mul(a, cols, true)
@@ -116,42 +117,101 @@ func (r *rows) scales(a *asm, dst reg.Register, min bool) {
 
 const packSignature = "func(dst, src *byte, stride, blocks int)"
 
-func packQ4_1(a *asm) {
-	a.function("packQ4_1", packSignature, "packQ4_1 packs 16 rows, stride bytes apart, of so many blocks.")
+// blockForm is a block of 32 weights as it lies in the file: d, then m where
+// there is one, fifth bits where there are any, and weights of a nibble or a
+// byte. What is packed is the weight plus add.
+type blockForm struct {
+	name    string
+	bytes   int
+	min     bool
+	fifths  int // where they are, or 0
+	weights int // where they are
+	add     uint8
+	wide    bool // a byte a weight
+}
+
+var blockForms = []blockForm{
+	{name: "Q4_0", bytes: 18, weights: 2, add: 128 - 8},
+	{name: "Q4_1", bytes: 20, weights: 4, min: true},
+	{name: "Q5_0", bytes: 22, weights: 6, fifths: 2, add: 128 - 16},
+	{name: "Q5_1", bytes: 24, weights: 8, fifths: 4, min: true},
+	{name: "Q8_0", bytes: 34, weights: 2, add: 128, wide: true},
+}
+
+func pack(a *asm, f *blockForm) {
+	a.function(a.name("pack"+f.name), packSignature, a.name("pack"+f.name)+" packs 16 rows, stride bytes apart, of so many blocks.")
 	dst, r, n := a.param("dst"), newRows(a), a.param("blocks")
-	mask := a.broadcast(0x0f0f0f0f)
 	a.loop("block", n, func() {
-		w, high := r.quads(a, 4), a.ZMM()
-		for g, v := range w {
-			a.VPSRLD(operand.U8(4), v, high)
-			a.VPANDD(mask, v, v)
-			a.VPANDD(mask, high, high)
-			a.VMOVDQU32(v, at(dst, 64*g))
-			a.VMOVDQU32(high, at(dst, 64*(g+4)))
+		if f.wide {
+			for half := range 2 {
+				for g, v := range r.quads(a, f.weights+16*half) {
+					f.store(a, v, 4*half+g, at(dst, 0))
+				}
+			}
+		} else {
+			var h reg.VecVirtual
+			if f.fifths > 0 {
+				k := a.K()
+				h = a.ZMM()
+				a.KXNORW(k, k, k)
+				a.VPGATHERDD(operand.Mem{Base: r.p[0], Index: r.index, Scale: 1, Disp: f.fifths}, k, h)
+			}
+			f.nibbles(a, r.quads(a, f.weights), h, at(dst, 0))
 		}
-		r.scales(a, dst, true)
-		r.next(a, 20)
+		r.scales(a, dst, f.min)
+		r.next(a, f.bytes)
 		a.ADDQ(operand.I32(packedBytes), dst)
 	})
 	a.done()
 }
 
-func packQ8_0(a *asm) {
-	a.function("packQ8_0", packSignature, "packQ8_0 packs 16 rows, stride bytes apart, of so many blocks.")
-	dst, r, n := a.param("dst"), newRows(a), a.param("blocks")
-	sign := a.broadcast(0x80808080)
-	a.loop("block", n, func() {
-		for half := range 2 {
-			for g, v := range r.quads(a, 2+16*half) {
-				a.VPXORD(sign, v, v)
-				a.VMOVDQU32(v, at(dst, 64*(4*half+g)))
+// nibbles stores the weights of four words of nibbles a row: low ones are
+// weights 0 to 15. h is the fifth bits of each row.
+func (f *blockForm) nibbles(a *asm, v []reg.VecVirtual, h reg.VecVirtual, to operand.Mem) {
+	var up reg.VecVirtual
+	if h != nil {
+		up = a.vec() // a byte's first four bits in place of its last
+		a.VPSLLW(operand.U8(4), h, up)
+	}
+	for g, v := range v {
+		high := a.vec()
+		a.VPSRLW(operand.U8(4), v, high)
+		for i, w := range []reg.VecVirtual{v, high} {
+			a.and(a.constant(0x0f0f0f0f), w)
+			if h != nil {
+				from, bits := up, a.vec()
+				if g%2 == 1 {
+					from = h
+				}
+				a.VPSHUFB(a.byteOf(uint32(2*i+g/2)), from, bits)
+				a.and(a.constant(0x80402010), bits)
+				a.VPMINUB(a.constant(0x10101010), bits, bits)
+				a.VPADDB(bits, w, w)
 			}
+			f.store(a, w, g+4*i, to)
 		}
-		r.scales(a, dst, false)
-		r.next(a, 34)
-		a.ADDQ(operand.I32(packedBytes), dst)
-	})
-	a.done()
+	}
+}
+
+// store adds and stores word g of a packed block.
+func (f *blockForm) store(a *asm, v reg.VecVirtual, g int, to operand.Mem) {
+	if f.add != 0 {
+		a.VPADDB(a.constant(uint32(f.add)*0x01010101), v, v)
+	}
+	to.Disp += 64 * g
+	if a.lanes == 16 {
+		a.VMOVDQU32(v, to)
+	} else {
+		a.VMOVDQU(v, to)
+	}
+}
+
+func (a *asm) and(m operand.Mem, v reg.VecVirtual) {
+	if a.lanes == 16 {
+		a.VPANDD(m, v, v)
+	} else {
+		a.VPAND(m, v, v)
+	}
 }
 
 // mul is 16 packed rows times cols vectors, over all blocks.

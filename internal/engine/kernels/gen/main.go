@@ -59,9 +59,9 @@ func files() map[string][]byte {
 // asm is avo's context with what all kernels need.
 type asm struct {
 	*build.Context
-	lanes     int         // values in a register
-	numbers   operand.Mem // 0 to 15, if there are
-	constants map[uint32]operand.Mem
+	lanes   int         // values in a register
+	numbers operand.Mem // 0 to 15, if there are
+	tables  map[string]operand.Mem
 }
 
 // function begins a function without a frame that keeps no pointer.
@@ -158,17 +158,27 @@ func (a *asm) vec() reg.VecVirtual {
 
 // constant is a word for each lane, in memory.
 func (a *asm) constant(word uint32) operand.Mem {
-	m, ok := a.constants[word]
+	return a.table(fmt.Sprintf("all%08x", word), func(int) uint32 { return word })
+}
+
+// byteOf chooses, for VPSHUFB, byte b of each word for all its bytes.
+func (a *asm) byteOf(b uint32) operand.Mem {
+	return a.table(fmt.Sprintf("byte%d", b), func(lane int) uint32 { return (uint32(lane%4)*4 + b) * 0x01010101 })
+}
+
+// table is words in memory, one for each lane.
+func (a *asm) table(name string, word func(lane int) uint32) operand.Mem {
+	m, ok := a.tables[name]
 	if !ok {
-		m = a.StaticGlobal(fmt.Sprintf("all%08x", word))
+		m = a.StaticGlobal(name)
 		a.DataAttributes(rodata)
-		for range a.lanes {
-			a.AppendDatum(operand.U32(word))
+		for i := range a.lanes {
+			a.AppendDatum(operand.U32(word(i)))
 		}
-		if a.constants == nil {
-			a.constants = map[uint32]operand.Mem{}
+		if a.tables == nil {
+			a.tables = map[string]operand.Mem{}
 		}
-		a.constants[word] = m
+		a.tables[name] = m
 	}
 	return m
 }
