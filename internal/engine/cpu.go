@@ -74,7 +74,7 @@ type wanted struct {
 const (
 	queryTile = 16 // tokens that share what is read of K and V
 	headTile  = 32 // tokens that share one pass over the output matrix
-	tokenTile = 8 * kernels.Group
+	tokenTile = 16 * kernels.Group
 )
 
 // local is the memory of one thread.
@@ -453,10 +453,10 @@ func (e *CPU) mul(x *kernels.Input, products ...product) {
 	e.crew.run((x.N+tokenTile-1)/tokenTile*j.perTurn, e.phases.mul)
 }
 
-// tileWork is how many products a tile should have: about 50 µs of work, long
-// next to the handing out of a tile, short next to a phase. Rows come in
+// tileWork is how many products a tile should have: with one input about 4 µs of
+// reading memory, long next to the handing out of a tile, short next to a phase. Rows come in
 // sixteens: 16 outputs are one cache line, which threads should not share.
-const tileWork = 1 << 18
+const tileWork = 1 << 17
 
 func (e *CPU) mulTile(tile, worker int) {
 	j := &e.job

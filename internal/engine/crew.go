@@ -12,18 +12,23 @@ import (
 // inside a tile.
 type crew struct {
 	wake []chan struct{} // one per helper, holds one token
-	done chan struct{}   // the last helper leaves a closed phase
+	done chan struct{}   // the last helper leaves a closed phase, to a caller asleep
 	stop chan struct{}
 	wg   sync.WaitGroup
 
 	phase atomic.Uint32 // counts phases
-	state atomic.Uint32 // open, plus the number of helpers inside
+	state atomic.Uint32 // the number of helpers inside, and bits
 	next  atomic.Int64
 	n     int
 	do    func(tile, worker int)
 }
 
-const open = 1 << 31
+// In state, above the number of helpers: the phase may be entered; the caller
+// sleeps until they have left.
+const (
+	open   = 1 << 31
+	asleep = 1 << 30
+)
 
 // newCrew starts threads-1 helpers; close ends them.
 func newCrew(threads int) *crew {
@@ -57,8 +62,22 @@ func (c *crew) run(n int, do func(tile, worker int)) {
 	}
 	c.tiles(0)
 	if c.state.And(^uint32(open)) != open {
+		c.wait()
+	}
+}
+
+// wait returns when no helper is inside a closed phase. Most leave within a
+// tile's time; for longer, the caller sleeps, and the last one wakes it.
+func (c *crew) wait() {
+	for range spins {
+		if c.state.Load() == 0 {
+			return
+		}
+	}
+	if c.state.Or(asleep) != 0 {
 		<-c.done
 	}
+	c.state.Store(0)
 }
 
 func (c *crew) tiles(worker int) {
@@ -84,7 +103,7 @@ func (c *crew) help(wake chan struct{}, worker int) {
 				break
 			}
 			c.tiles(worker)
-			if c.state.Add(^uint32(0)) == 0 {
+			if c.state.Add(^uint32(0)) == asleep {
 				c.done <- struct{}{}
 			}
 			if !c.linger(seen) {
