@@ -137,7 +137,6 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"router", "--workers=" + settings}, "kv-timeout"},
 		{[]string{"router", "--policy=best", "--prefill=http://127.0.0.1:1", "--decode=http://127.0.0.1:2"}, "best"},
 		{[]string{"bench"}, "not built"},
-		{[]string{"sim"}, "not built"},
 		{[]string{"nonsense"}, "nonsense"},
 		{[]string{"config", "nobody"}, "nobody"},
 		{[]string{"up", "--prefill=0"}, "--prefill"},
