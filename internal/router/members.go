@@ -312,6 +312,13 @@ func (t *table) why(leg Leg, now time.Duration) string {
 	return b.String()
 }
 
+// out tells whether a worker's probes fail.
+func (t *table) out(w *worker) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !w.standing.up
+}
+
 // spare tells whether a pair could be had without those in avoid.
 func (t *table) spare(now time.Duration, avoid [2][]*worker) bool {
 	t.mu.Lock()

@@ -3,6 +3,7 @@ package router
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -92,11 +93,28 @@ func (x *exchange) goesOn(a *attempt, resp *http.Response) *fault {
 	return &fault{kind: faultUnfit, text: "it cannot go on with another worker's stream"}
 }
 
-// quiet tells whether decode has been silent for longer than a probe may take,
-// while nobody waited for the client.
-func (x *exchange) quiet(now time.Duration) bool {
-	h := x.heard.Load()
-	return h != writing && now-time.Duration(h) >= x.r.cfg.HealthTimeout
+// quietFor is how long decode has been silent while nobody waited for the client.
+func (x *exchange) quietFor(now time.Duration) time.Duration {
+	if h := x.heard.Load(); h != writing {
+		return now - time.Duration(h)
+	}
+	return 0
+}
+
+// prefillQuiet is how many times longer than without its decode a stream must be
+// silent to be moved without its prefill: most never need that one again.
+const prefillQuiet = 5
+
+// out tells the machine that the probes of a leg's worker fail.
+func (x *exchange) out(now time.Duration, leg Leg) {
+	avoid := x.avoid
+	avoid[leg] = append(slices.Clone(avoid[leg]), x.cur.workers[leg])
+	long := x.r.cfg.HealthTimeout
+	if leg == Prefill {
+		long *= prefillQuiet
+	}
+	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: x.r.table.spare(now, avoid),
+		goesOn: x.journal.whole() && x.quietFor(now) >= long})
 }
 
 // moved notes that a stream goes on. Whoever failed it before may serve it again

@@ -271,3 +271,29 @@ func TestSilentStreamMovesWhenProbesFail(t *testing.T) {
 		})
 	}
 }
+
+// A stream that waits for KV from a prefill that is gone (its decode wants the
+// prompt computed anew) does not wait for decode to give that prefill up; one
+// that needs nothing of it is left alone.
+func TestSilentStreamMovesWithoutItsPrefill(t *testing.T) {
+	for _, silent := range []bool{true, false} {
+		inFleet(t, 2, 2, nil, func(t *testing.T, f *fleet) {
+			dead := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+			f.d[0].serve = breaking(2000, 2, func(s *stub, w http.ResponseWriter, r *http.Request) {
+				f.p[0].setHealth(dead)
+				if silent {
+					breaks["silent"](s, w, r)
+				}
+			})
+			f.d[1].serve = tokens(2000, nil)
+			got := f.post("/v1/chat/completions", chat)
+			if got.body != said(2000)+api.Done {
+				t.Fatalf("%+v", got)
+			}
+			moved := len(f.d[1].requests())
+			if silent && (moved != 1 || len(f.p[1].requests()) != 1 || got.took > 27*time.Second) || !silent && moved != 0 {
+				t.Errorf("silent %v: %d requests at the other decode, %d at the other prefill, took %v", silent, moved, len(f.p[1].requests()), got.took)
+			}
+		})
+	}
+}

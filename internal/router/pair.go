@@ -132,7 +132,8 @@ func (p *pair) Step(now time.Duration, ev event) {
 	p.ready = p.ready[:0]
 	switch ev.kind {
 	case evData, evEnded, evFailed, evOut:
-		if ev.attempt != p.attempt || p.legs[ev.leg] != legOpen {
+		flows := ev.kind == evOut && p.phase == phaseRelaying // its prefill may be needed again, whose leg is done
+		if ev.attempt != p.attempt || p.legs[ev.leg] != legOpen && !flows {
 			return
 		}
 	}
@@ -307,11 +308,17 @@ func (p *pair) interrupted(now time.Duration, v verdict, goesOn bool) {
 
 // out: the probes of a leg's worker fail. A request that waits for it moves, if
 // there is somewhere to move to, and so does a stream that has fallen silent as
-// well (its worker's machine may be gone without a word); one that flows stays.
+// well: its decode's machine may be gone without a word, or decode wants KV anew
+// from a prefill that is gone. One that flows stays.
 func (p *pair) out(now time.Duration, ev event) {
-	waits := p.phase == phaseOpen && p.mayTry()
-	silent := p.phase == phaseRelaying && ev.leg == Decode && ev.goesOn && p.moves < p.migrations
-	if ev.spare && (waits || silent) {
-		p.failed(now, ev.leg, fault{kind: faultOut, text: "its health probes fail"}, ev.goesOn)
+	f := fault{kind: faultOut, text: "its health probes fail"}
+	switch {
+	case !ev.spare:
+	case p.phase == phaseOpen && p.mayTry():
+		p.failed(now, ev.leg, f, false)
+	case p.phase == phaseRelaying && ev.goesOn && p.moves < p.migrations:
+		v := judge(ev.leg, p.workers[ev.leg], f)
+		p.do(action{kind: actBlame, leg: v.blame, verdict: v})
+		p.interrupted(now, v, true)
 	}
 }

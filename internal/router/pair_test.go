@@ -200,7 +200,7 @@ func TestPairTable(t *testing.T) {
 		"goes on":  {"-", "-", "picking", "picking", "picking", "picking", "-"},
 		"400, on":  {"-", "-", "ended", "ended", "ended", "ended", "-"},
 		"out, on":  {"-", "-", "picking", "picking", "picking", "picking", "-"},
-		"P out,on": {"-", "-", "picking", "-", "-", "-", "-"},
+		"P out,on": {"-", "-", "picking", "-", "picking", "picking", "-"},
 		"silent D": {"-", "-", "picking", "picking", "ended", "ended", "-"},
 		"stale D":  {"-", "-", "-", "-", "-", "-", "-"},
 		"gone":     {"ended", "ended", "ended", "ended", "ended", "ended", "-"},

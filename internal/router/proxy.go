@@ -325,7 +325,7 @@ func (x *exchange) mayRelay(a *attempt, resp *http.Response) bool {
 	if x.idle != nil {
 		x.idle.Stop()
 	}
-	x.idle = time.AfterFunc(x.r.cfg.IdleTimeout, func() { x.watchIdle(a) })
+	x.idle = time.AfterFunc(min(x.r.cfg.IdleTimeout, x.r.cfg.HealthTimeout), func() { x.watchIdle(a) })
 	x.journal.kept = resp.Header.Get(api.JournalHeader) != ""
 	if a.goesOn {
 		x.moved(a)
@@ -513,24 +513,27 @@ func (x *exchange) arm(now time.Duration) {
 	}
 }
 
-// watchIdle ends a decode that has begun to answer and fell silent.
+// watchIdle ends a decode that has begun to answer and fell silent, and sooner
+// if a worker of its pair is out.
 func (x *exchange) watchIdle(a *attempt) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.pair.phase != phaseRelaying || x.pair.attempt != a.n {
 		return
 	}
-	limit := x.r.cfg.IdleTimeout
-	left := limit
-	if h := x.heard.Load(); h != writing {
-		left -= x.r.now() - time.Duration(h)
-	}
+	now, limit := x.r.now(), x.r.cfg.IdleTimeout
+	left := limit - x.quietFor(now)
 	if left <= 0 {
 		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode, goesOn: x.journal.whole(),
 			fault: fault{kind: faultSilent, text: fmt.Sprintf("nothing came for %v", limit)}})
 		return
 	}
-	x.idle.Reset(left)
+	x.idle.Reset(min(left, x.r.cfg.HealthTimeout))
+	for _, leg := range [...]Leg{Decode, Prefill} {
+		if x.pair.attempt == a.n && x.r.table.out(x.cur.workers[leg]) {
+			x.out(now, leg)
+		}
+	}
 }
 
 // send sends one leg and returns its answer's head, or what is wrong with it.

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
@@ -206,12 +205,7 @@ func (x *exchange) workerOut(w *worker) {
 	if x.cur == nil {
 		return
 	}
-	leg := w.role
-	if x.cur.workers[leg] != w {
-		return
+	if x.cur.workers[w.role] == w {
+		x.out(x.r.now(), w.role)
 	}
-	now := x.r.now()
-	avoid := x.avoid
-	avoid[leg] = append(slices.Clone(avoid[leg]), w)
-	x.stepLocked(event{kind: evOut, attempt: x.cur.n, leg: leg, spare: x.r.table.spare(now, avoid), goesOn: x.journal.whole() && x.quiet(now)})
 }
