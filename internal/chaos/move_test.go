@@ -530,3 +530,27 @@ func checkLong(t *testing.T, base string, c call, got *raw) {
 		t.Errorf("the undisturbed run had %d events of %d", len(b), n)
 	}
 }
+
+// A prefill dies whose streams run already. Decode preempts some of them, wants
+// their KV anew, and there is nobody to compute it: they move, to the other
+// prefill and, for want of another, the same decode.
+func TestF06KilledPrefillOfRunningStreams(t *testing.T) {
+	r := newRig(t)
+	sim := []string{"--engine=sim", "--prefix-cache=false"}
+	p := []*Proc{r.startPrefill(t, "sim", sim...), r.startPrefill(t, "sim", sim...)}
+	// A pool for all of them at first, and not when they have grown.
+	d := r.startDecode(t, "sim", append(sim, "--kv-pages=72", "--reserved-tokens=1", "--parallel-info-attempts=2")...)
+	router := r.startRouter(t, p, []*Proc{d}, "--policy=round_robin", "--migrations=3")
+	var calls []call
+	for i := range 8 {
+		calls = append(calls, call{"/generate", map[string]any{"input_ids": promptIDs(40, 256, i), "return_logprob": true,
+			"sampling_params": map[string]any{"max_new_tokens": 160, "temperature": i % 2, "seed": i}}})
+	}
+	want := streams(t, router.HTTP, calls, nil)
+	got := streams(t, router.HTTP, calls, strikeAt(len(calls), 20, p[0].Kill))
+	equalRuns(t, got, want)
+	if migrations(t, router) == 0 {
+		t.Error("no stream was moved: none was preempted that had the killed prefill")
+	}
+	idleUse{}.regained(t, p[1], d, router)
+}
