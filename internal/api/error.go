@@ -29,6 +29,7 @@ const (
 	BodyTooLarge          Code = "body_too_large"          // 413
 	Overloaded            Code = "overloaded"              // 429, Retry-After
 	ClientGone            Code = "client_gone"             // 499, log only
+	Aborted               Code = "aborted"                 // 499: /abort_request named it
 	Internal              Code = "internal"                // 500
 	PrefillUnreachable    Code = "prefill_unreachable"     // 502
 	DecodeUnreachable     Code = "decode_unreachable"      // 502
@@ -84,7 +85,7 @@ func (e *Error) HTTPStatus() int {
 		return http.StatusRequestEntityTooLarge
 	case Overloaded:
 		return http.StatusTooManyRequests
-	case ClientGone:
+	case ClientGone, Aborted:
 		return 499
 	case PrefillUnreachable, DecodeUnreachable, KVTransferFailed, PeerMismatch:
 		return http.StatusBadGateway
@@ -98,7 +99,7 @@ func (e *Error) HTTPStatus() int {
 func (c Code) Known() bool {
 	switch c {
 	case InvalidRequest, ContextLengthExceeded, Unsupported, Unauthorized, Forbidden, ModelNotFound, NotFound, MethodNotAllowed,
-		DeadlineExceeded, BodyTooLarge, Overloaded, ClientGone, Internal, PrefillUnreachable, DecodeUnreachable, KVTransferFailed,
+		DeadlineExceeded, BodyTooLarge, Overloaded, ClientGone, Aborted, Internal, PrefillUnreachable, DecodeUnreachable, KVTransferFailed,
 		PeerMismatch, NoPrefill, NoDecode, Draining, Starting:
 		return true
 	}

@@ -356,8 +356,6 @@ func (p *parser) generateSampling(key string, val []byte) *Error {
 		return integer("sampling_params."+key, val, 0, math.MaxInt32, &p.s.MaxTokens)
 	case "n":
 		return integer("sampling_params."+key, val, 1, MaxChoices, &p.r.N)
-	case "sampling_seed":
-		key = "seed"
 	case "logit_bias":
 		return p.logitBias(val)
 	}
@@ -385,7 +383,10 @@ func (p *parser) sampling(key string, val []byte) *Error {
 			return nil
 		}
 		return integer(key, val, 0, math.MaxInt32, &r.TopK)
-	case "seed":
+	case "seed", "sampling_seed":
+		if key == "sampling_seed" && p.r.Kind != Generate {
+			return nil
+		}
 		var s int64
 		if e := integer64(key, val, math.MinInt64, math.MaxInt64, &s); e != nil {
 			return e
@@ -397,12 +398,7 @@ func (p *parser) sampling(key string, val []byte) *Error {
 	case "frequency_penalty":
 		return number(key, val, -2, 2, &r.Frequency)
 	case "repetition_penalty":
-		if e := number(key, val, 0, 2, &r.Repetition); e != nil {
-			return e
-		}
-		if r.Repetition == 0 {
-			return wrongType(key, "above 0 and at most 2")
-		}
+		return number(key, val, 0.01, 2, &r.Repetition)
 	case "stop":
 		return strs(key, val, MaxStops, MaxStopBytes, &r.Stop)
 	case "include_stop_str_in_output", "no_stop_trim":
@@ -635,7 +631,7 @@ func (p *parser) finish() *Error {
 		return e
 	}
 	if len(r.RIDs) > 1 && len(r.RIDs) != items {
-		return Errorf(InvalidRequest, "`rid` has %d entries for %d answers", len(r.RIDs), items)
+		return wrongType("rid", "one id, or a list with one for each of the "+strconv.Itoa(items)+" answers")
 	}
 	if p.journal != nil {
 		var err *Error
@@ -739,8 +735,12 @@ func (p *parser) logitBias(val []byte) *Error {
 }
 
 func eachFieldIn(name string, val []byte, f func(key string, val []byte) *Error) *Error {
-	e := eachField(val, "`"+name+"`", f)
-	if e != nil && e.Param == "" {
+	var inner *Error
+	e := eachField(val, "`"+name+"`", func(k string, v []byte) *Error {
+		inner = f(k, v)
+		return inner
+	})
+	if e != nil && (e != inner || e.Param == "") {
 		e.Param = name
 	}
 	return e

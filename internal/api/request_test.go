@@ -134,7 +134,7 @@ func TestParseRefuses(t *testing.T) {
 		{Generate, `{"input_ids":"a"}`, InvalidRequest, "input_ids", "token ids"},
 		{Generate, `{"text":"a","sampling_params":{"regex":"x"}}`, Unsupported, "regex", ""},
 		{Generate, `{"text":"a","sampling_params":[]}`, InvalidRequest, "sampling_params", "an object"},
-		{Generate, `{"text":["a","b"],"rid":["x","y","z"]}`, InvalidRequest, "", "3 entries"},
+		{Generate, `{"text":["a","b"],"rid":["x","y","z"]}`, InvalidRequest, "rid", "2 answers"},
 	} {
 		_, err := parsers[tc.kind]([]byte(tc.body))
 		if err == nil {

@@ -348,19 +348,22 @@ func (s *Scanned) PromptScores(k Kind) (wanted bool, drawn int) {
 // choice of each prompt, and whether the pairing fields are lists. At least 1;
 // more than MaxItems is an error.
 func (s *Scanned) Items(k Kind) (items int, batch bool, err *Error) {
-	prompts, batch := 1, false
-	take := func(l list, isBatch bool) {
+	prompts, batch, field := 1, false, ""
+	take := func(name string, l list, isBatch bool) {
 		if isBatch && l.elems > 0 {
-			prompts, batch = l.elems, true
+			prompts, batch, field = l.elems, true, name
 		}
 	}
 	n := s.n
 	switch k {
 	case Completion:
-		take(s.prompt, s.prompt.array && (s.prompt.first == '"' || s.prompt.first == '['))
+		take("prompt", s.prompt, s.prompt.array && (s.prompt.first == '"' || s.prompt.first == '['))
 	case Generate:
-		take(s.text, s.text.array)
-		take(s.inputIDs, s.inputIDs.array && s.inputIDs.first == '[')
+		take("text", s.text, s.text.array)
+		take("input_ids", s.inputIDs, s.inputIDs.array && s.inputIDs.first == '[')
+	}
+	if prompts > MaxItems {
+		return 0, false, wrongType(field, "a list of at most "+strconv.Itoa(MaxItems)+" prompts")
 	}
 	if prompts > MaxItems/n {
 		return 0, false, Errorf(InvalidRequest, "%d prompts with %d choices each are more than %d", prompts, n, MaxItems)

@@ -268,7 +268,9 @@ func (r *Row) check(c *Config, vocab int) error {
 // maxTop bounds Sampling.Logprobs and Row.Top: OpenAI's interface allows 20.
 const maxTop = 128
 
-func (s *Sampling) check(r *Row, vocab int) error {
+// Check says what no engine would draw with. A batch is refused whole for one
+// row that fails it, so whoever takes requests asks first.
+func (s *Sampling) Check(vocab int) error {
 	for _, f := range []float32{s.Temperature, s.TopP, s.MinP, s.Presence, s.Frequency, s.Repetition} {
 		if f != f || f > math.MaxFloat32 || f < -math.MaxFloat32 {
 			return errors.New("a sampling parameter is not a finite number")
@@ -289,19 +291,25 @@ func (s *Sampling) check(r *Row, vocab int) error {
 		return fmt.Errorf("%d log-probabilities, want -1 to %d", s.Logprobs, maxTop)
 	case s.Choice < 0 || s.Choice > math.MaxInt32:
 		return fmt.Errorf("choice %d, want 0 or more", s.Choice)
-	case s.NeedsHistory() && (r.Index < 0 || r.Index > len(r.History)):
-		return fmt.Errorf("history of %d tokens, %d of them output", len(r.History), r.Index)
 	}
 	for _, b := range s.LogitBias {
 		if b.ID < 0 || int(b.ID) >= vocab || !(max(b.Add, -b.Add) <= 1e6) {
 			return fmt.Errorf("bias %v for token %d: want -1e6 to 1e6, the vocabulary has %d", b.Add, b.ID, vocab)
 		}
 	}
-	if s.NeedsHistory() {
-		for _, t := range r.History {
-			if t < 0 || int(t) >= vocab {
-				return fmt.Errorf("history token %d, the vocabulary has %d", t, vocab)
-			}
+	return nil
+}
+
+func (s *Sampling) check(r *Row, vocab int) error {
+	if err := s.Check(vocab); err != nil || !s.NeedsHistory() {
+		return err
+	}
+	if r.Index < 0 || r.Index > len(r.History) {
+		return fmt.Errorf("history of %d tokens, %d of them output", len(r.History), r.Index)
+	}
+	for _, t := range r.History {
+		if t < 0 || int(t) >= vocab {
+			return fmt.Errorf("history token %d, the vocabulary has %d", t, vocab)
 		}
 	}
 	return nil

@@ -343,10 +343,13 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 	buf := relayBuffers.Get().(*[relayBuffer]byte)
 	defer relayBuffers.Put(buf)
 	events := api.NewEventReader(resp.Body, buf[:])
-	var run []byte
+	var lead, run []byte
 	var whole bool
 	var err error
 	for err == nil && api.EventData(run) == nil { // comments before the first event hold no token
+		if len(lead) < relayBuffer {
+			lead = append(lead, run...)
+		}
 		run, whole, err = events.Next()
 	}
 	f := bodyFault(api.EventData(run), x.items)
@@ -366,6 +369,9 @@ func (x *exchange) relayStream(a *attempt, resp *http.Response) {
 		return
 	}
 	x.head(resp, -1)
+	if !a.goesOn && !x.write(lead) {
+		return
+	}
 	if sc != nil {
 		f = x.scoreEvents(a, sc, events, run, whole, err)
 	} else {

@@ -23,6 +23,8 @@ func (r *Router) generate(kind api.Kind) http.HandlerFunc {
 			x.run()
 		} else if err.Code != api.ClientGone {
 			api.WriteError(w, err)
+		} else {
+			x.abort = true // an answer that nobody wrote would be a 200
 		}
 		x.close(err)
 		if x.abort {
@@ -149,6 +151,9 @@ func (x *exchange) bodyError(err error) *api.Error {
 		e := api.Errorf(api.DeadlineExceeded, "the body did not arrive in time")
 		e.Status = http.StatusRequestTimeout
 		return e
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) { // who has only closed its sending side can still be told
+		return api.Errorf(api.InvalidRequest, "the body did not arrive whole: %v", err)
 	}
 	return api.Errorf(api.ClientGone, "the body broke off: %v", err)
 }

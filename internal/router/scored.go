@@ -135,7 +135,6 @@ func (x *exchange) relayScored(a *attempt, resp *http.Response) {
 // place for it. Events are therefore held back until they are whole.
 func (x *exchange) scoreEvents(a *attempt, sc *scores, events *api.EventReader, run []byte, whole bool, err error) *fault {
 	var pending, out []byte
-	done := false
 	for {
 		if len(pending)+len(run) > scoredAnswer {
 			return &fault{kind: faultCut, text: fmt.Sprintf("an event is longer than %d bytes, which is the most this router takes with log-probabilities of the prompt", scoredAnswer)}
@@ -144,16 +143,17 @@ func (x *exchange) scoreEvents(a *attempt, sc *scores, events *api.EventReader, 
 		if whole && len(pending) > 0 {
 			good, bad := splitError(pending, x.items)
 			out = sc.giveEvents(out[:0], good)
-			done, pending = api.EndsDone(pending), pending[:0]
+			done := api.EndsDone(pending)
+			pending = pending[:0]
 			if !x.write(out) {
 				return errClient
 			}
 			if bad != nil {
 				return bad
 			}
-		}
-		if err == io.EOF && done {
-			return nil
+			if done {
+				return nil
+			}
 		}
 		if err != nil {
 			return x.cut(a, err)

@@ -17,6 +17,7 @@ const (
 	DeadlineExceeded      Code = "deadline_exceeded"
 	Overloaded            Code = "overloaded"
 	ClientGone            Code = "client_gone"
+	Aborted               Code = "aborted"
 	Internal              Code = "internal"
 	PrefillUnreachable    Code = "prefill_unreachable"
 	DecodeUnreachable     Code = "decode_unreachable"

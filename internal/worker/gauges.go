@@ -99,7 +99,7 @@ const otherCode = "other"
 func newCodes(m *metric.Set) map[sched.Code]metric.Counter {
 	codes := map[sched.Code]metric.Counter{"": m.Requests.With("ok"), otherCode: m.Requests.With(otherCode)}
 	for _, c := range []sched.Code{
-		sched.InvalidRequest, sched.ContextLengthExceeded, sched.DeadlineExceeded, sched.Overloaded, sched.ClientGone, sched.Internal,
+		sched.InvalidRequest, sched.ContextLengthExceeded, sched.DeadlineExceeded, sched.Overloaded, sched.ClientGone, sched.Aborted, sched.Internal,
 		sched.PrefillUnreachable, sched.DecodeUnreachable, sched.KVTransferFailed, sched.PeerMismatch, sched.NoPrefill, sched.Draining,
 	} {
 		codes[c] = m.Requests.With(string(c))

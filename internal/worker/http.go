@@ -268,7 +268,7 @@ func (h *httpSide) abortRID(rid string, all bool) int {
 	return n
 }
 
-var errAborted = api.Errorf(api.ClientGone, "aborted by /abort_request")
+var errAborted = api.Errorf(api.Aborted, "aborted by /abort_request")
 
 // abort ends what is still open of a request.
 func (h *httpSide) abort(cs []*choice, cause *api.Error) {

@@ -361,6 +361,7 @@ func TestSubmitRefuses(t *testing.T) {
 			"room":          {func(j *Job) { j.Room = 5 }, api.InvalidRequest},
 			"bad bias":      {func(j *Job) { j.Sampling.LogitBias = []engine.Bias{{ID: 1000}} }, api.InvalidRequest},
 			"bad logprobs":  {func(j *Job) { j.Sampling.Logprobs = 5000 }, api.InvalidRequest},
+			"tiny penalty":  {func(j *Job) { j.Sampling.Repetition = 0.001 }, api.InvalidRequest},
 			"negative temp": {func(j *Job) { j.Sampling.Temperature = -1 }, api.InvalidRequest},
 		} {
 			j := job(prompt(1, 20), 10)

@@ -19,7 +19,6 @@ const (
 	samplingVersion = 1
 	samplingHead    = 1 + 6*4 + 3*4 + 8 + 4
 	maxBiases       = 1 << 16 // more than any vocabulary entry count a request may name
-	maxTopLogprobs  = 128     // engine refuses more
 )
 
 func encodeSampling(s *engine.Sampling) []byte {
@@ -69,30 +68,7 @@ func decodeSampling(b []byte, vocab int) (engine.Sampling, error) {
 	for range n {
 		s.LogitBias = append(s.LogitBias, engine.Bias{ID: int32(u32()), Add: math.Float32frombits(u32())})
 	}
-	return s, checkSampling(&s, vocab)
-}
-
-// checkSampling refuses what the engine would refuse, and with it the whole
-// batch around it.
-func checkSampling(s *engine.Sampling, vocab int) error {
-	for _, f := range []float32{s.Temperature, s.TopP, s.MinP, s.Presence, s.Frequency, s.Repetition} {
-		if math.IsNaN(float64(f)) || math.IsInf(float64(f), 0) {
-			return fmt.Errorf("sampling holds a number that is not finite")
-		}
-	}
-	for _, x := range s.LogitBias {
-		if x.ID < 0 || int(x.ID) >= vocab || math.IsNaN(float64(x.Add)) || math.IsInf(float64(x.Add), 0) {
-			return fmt.Errorf("logit bias %v for token %d, the vocabulary has %d", x.Add, x.ID, vocab)
-		}
-	}
-	switch {
-	case s.Temperature < 0, s.TopP < 0, s.MinP < 0 || s.MinP > 1, s.Repetition < 0:
-		return fmt.Errorf("sampling is out of range: temperature %v, top_p %v, min_p %v, repetition_penalty %v",
-			s.Temperature, s.TopP, s.MinP, s.Repetition)
-	case s.Choice < 0, s.Logprobs < -1 || s.Logprobs > maxTopLogprobs:
-		return fmt.Errorf("sampling is out of range: choice %d, logprobs %d", s.Choice, s.Logprobs)
-	}
-	return nil
+	return s, s.Check(vocab)
 }
 
 // drawSeed chooses a seed for a request that brought none.

@@ -19,8 +19,8 @@ func TestSamplingTravels(t *testing.T) {
 		s := engine.Sampling{
 			Temperature: f("temperature", 0, 2), TopP: f("top_p", 0, 1), MinP: f("min_p", 0, 1), TopK: rapid.IntRange(-1, 1000).Draw(t, "top_k"),
 			Seed: rapid.Uint64().Draw(t, "seed"), Choice: rapid.IntRange(0, 9).Draw(t, "choice"),
-			Presence: f("presence", -2, 2), Frequency: f("frequency", -2, 2), Repetition: f("repetition", 0, 2),
-			Logprobs: rapid.IntRange(-1, maxTopLogprobs).Draw(t, "logprobs"),
+			Presence: f("presence", -2, 2), Frequency: f("frequency", -2, 2), Repetition: f("repetition", 0.01, 2),
+			Logprobs: rapid.IntRange(-1, 128).Draw(t, "logprobs"),
 		}
 		for range rapid.IntRange(0, 5).Draw(t, "biases") {
 			s.LogitBias = append(s.LogitBias, engine.Bias{ID: rapid.Int32Range(0, vocab-1).Draw(t, "id"), Add: f("bias", -100, 100)})
@@ -43,13 +43,14 @@ func TestSamplingRefuses(t *testing.T) {
 		"short":       {cut: func(b []byte) []byte { return b[:len(b)-1] }, has: "cannot hold 1"},
 		"long":        {cut: func(b []byte) []byte { return append(b, 0) }, has: "cannot hold 1"},
 		"version":     {cut: func(b []byte) []byte { b[0] = 9; return b }, has: "version 9"},
-		"nan":         {change: func(s *engine.Sampling) { s.TopP = float32(math.NaN()) }, has: "not finite"},
-		"infinite":    {change: func(s *engine.Sampling) { s.Frequency = float32(math.Inf(1)) }, has: "not finite"},
+		"nan":         {change: func(s *engine.Sampling) { s.TopP = float32(math.NaN()) }, has: "not a finite"},
+		"infinite":    {change: func(s *engine.Sampling) { s.Frequency = float32(math.Inf(1)) }, has: "not a finite"},
 		"bias id":     {change: func(s *engine.Sampling) { s.LogitBias[0].ID = vocab }, has: "token 1000"},
 		"bias nan":    {change: func(s *engine.Sampling) { s.LogitBias[0].Add = float32(math.NaN()) }, has: "NaN"},
-		"cold":        {change: func(s *engine.Sampling) { s.Temperature = -1 }, has: "out of range"},
-		"choice":      {change: func(s *engine.Sampling) { s.Choice = -1 }, has: "out of range"},
-		"logprobs":    {change: func(s *engine.Sampling) { s.Logprobs = 5000 }, has: "out of range"},
+		"cold":        {change: func(s *engine.Sampling) { s.Temperature = -1 }, has: "temperature -1"},
+		"choice":      {change: func(s *engine.Sampling) { s.Choice = -1 }, has: "choice -1"},
+		"logprobs":    {change: func(s *engine.Sampling) { s.Logprobs = 5000 }, has: "5000 log-probabilities"},
+		"penalty":     {change: func(s *engine.Sampling) { s.Repetition = 0.009 }, has: "repetition penalty 0.009"},
 		"many biases": {cut: func(b []byte) []byte { b[samplingHead-1] = 0xff; return b }, has: "cannot hold"},
 	} {
 		s := good
@@ -73,7 +74,7 @@ func FuzzDecodeSampling(f *testing.F) {
 	f.Add([]byte{samplingVersion})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := decodeSampling(b, vocab)
-		if err == nil && checkSampling(&s, vocab) != nil {
+		if err == nil && s.Check(vocab) != nil {
 			t.Errorf("took %+v", s)
 		}
 	})

@@ -246,7 +246,7 @@ func (w *Worker) checkJob(j *Job) *api.Error {
 	if i := badToken(j.Prompt, w.Vocab()); i >= 0 {
 		return api.Errorf(api.InvalidRequest, "prompt token %d is %d, the vocabulary has %d", i, j.Prompt[i], w.Vocab())
 	}
-	if err := checkSampling(&j.Sampling, w.Vocab()); err != nil {
+	if err := j.Sampling.Check(w.Vocab()); err != nil {
 		return api.Errorf(api.InvalidRequest, "%v", err)
 	}
 	if w.cfg.Role != Decode {
