@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 	"testing"
+
+	"github.com/metronome-serve/metronome/internal/engine/kernels"
 )
 
 // benchPrefill computes a prompt of n tokens in chunks of 512.
@@ -43,11 +45,22 @@ func BenchmarkTiny(b *testing.B) { benchModel(b, builtin(b)) }
 
 func BenchmarkSmolLM2(b *testing.B) { benchModel(b, openModel(b, smolLM2(b))) }
 
+// benchModel compares all paths in one run.
 func benchModel(b *testing.B, w *Weights) {
+	defer kernels.Use(kernels.Path())
+	for _, path := range kernels.Paths() {
+		if err := kernels.Use(path); err != nil {
+			b.Fatal(err)
+		}
+		b.Run(path, func(b *testing.B) { benchPath(b, w) })
+	}
+}
+
+func benchPath(b *testing.B, w *Weights) {
 	for _, n := range []int{128, 512, 1024} {
 		b.Run(fmt.Sprintf("prefill/%d", n), func(b *testing.B) { benchPrefill(b, w, n) })
 	}
-	for _, n := range []int{1, 4, 16, 32} {
+	for _, n := range []int{1, 4, 8, 16} {
 		b.Run(fmt.Sprintf("decode/%d", n), func(b *testing.B) { benchDecode(b, w, n) })
 	}
 }

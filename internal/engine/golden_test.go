@@ -105,3 +105,28 @@ func goldenDraws(t *testing.T) string {
 }
 
 func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }
+
+// TestPathsSmolLM2: every path gives the same bits of all logits of a real model.
+func TestPathsSmolLM2(t *testing.T) {
+	if raced {
+		t.Skip("whole models are left to the plain tests")
+	}
+	w := openModel(t, smolLM2(t))
+	defer kernels.Use(kernels.Path())
+	var want []float32
+	paths := kernels.Paths()
+	for _, path := range paths {
+		if err := kernels.Use(path); err != nil {
+			t.Fatal(err)
+		}
+		e := newCPU(t, w, Config{Pages: 4, PageSize: 16})
+		run(t, e, Row{Tokens: text(9, 1), Pages: pages(0, 4), Sample: &Sampling{}})
+		run(t, e, Row{Tokens: []int32{7}, Start: 9, Pages: pages(0, 4), Sample: &Sampling{}, Index: 1})
+		got := e.logits[:e.Vocab()]
+		if want == nil {
+			want = got
+		} else if !sameBits(got, want) {
+			t.Errorf("the logits of %s are not those of %s", path, paths[0])
+		}
+	}
+}

@@ -49,6 +49,14 @@ func agree(t *testing.T, what string, compute func() []float32) {
 	}
 }
 
+// rounds are fewer in a short run, which the race detector slows down.
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 5
+	}
+	return n
+}
+
 // awkward fills x with numbers of all sizes, and with some chance of the ones
 // that are special.
 func awkward(rnd *rand.Rand, x []float32, special bool) {
@@ -68,7 +76,7 @@ func awkward(rnd *rand.Rand, x []float32, special bool) {
 // function, for any length and whatever the numbers.
 func TestPathsAgree(t *testing.T) {
 	rnd := seeded(t, 21)
-	for i := range 400 {
+	for i := range rounds(400) {
 		special, n := i%2 == 1, 16*(1+rnd.IntN(12))
 		x, y, z := make([]float32, n), make([]float32, n), make([]float32, n)
 		for _, v := range [][]float32{x, y, z} {
@@ -107,7 +115,7 @@ func TestPathsAgree(t *testing.T) {
 // TestPathsAttend: likewise attention, for odd numbers of heads and positions.
 func TestPathsAttend(t *testing.T) {
 	rnd := seeded(t, 22)
-	for i := range 300 {
+	for i := range rounds(300) {
 		dim, queries, n := 16*(1+rnd.IntN(9)), 1+rnd.IntN(9), 1+rnd.IntN(Span)
 		q, k, v := make([]float32, queries*dim), make([]float32, Span*dim), make([]float32, Span*dim)
 		for _, x := range [][]float32{q, k, v} {
@@ -129,7 +137,7 @@ func TestPathsAttend(t *testing.T) {
 // random (scales may be infinite or NaN), any number of rows and inputs.
 func TestPathsMul(t *testing.T) {
 	rnd := seeded(t, 23)
-	for i := range 240 {
+	for i := range rounds(240) {
 		typ := weightTypes()[i%len(weightTypes())]
 		cols, rows, n := (1+rnd.IntN(3))*max(formats[typ].block, Block), 1+rnd.IntN(40), 1+rnd.IntN(30)
 		m := randomMatrix(t, rnd, typ, rows, cols)
