@@ -539,7 +539,7 @@ func TestF06KilledPrefillOfRunningStreams(t *testing.T) {
 	sim := []string{"--engine=sim", "--prefix-cache=false"}
 	p := []*Proc{r.startPrefill(t, "sim", sim...), r.startPrefill(t, "sim", sim...)}
 	// A pool for all of them at first, and not when they have grown.
-	d := r.startDecode(t, "sim", append(sim, "--kv-pages=72", "--reserved-tokens=1", "--parallel-info-attempts=2")...)
+	d := r.startDecode(t, "sim", append(sim, "--kv-pages=40", "--reserved-tokens=1", "--parallel-info-attempts=2")...)
 	router := r.startRouter(t, p, []*Proc{d}, "--policy=round_robin", "--migrations=3")
 	var calls []call
 	for i := range 8 {
