@@ -26,6 +26,8 @@ type simCmd struct {
 	Verbose  bool          `help:"Print the transcript of each run."`
 	Replay   string        `help:"Run the plan in this file and print its transcript." placeholder:"FILE"`
 	Out      string        `help:"Where the shrunk plan of a failure is written." default:"failure.json" placeholder:"FILE"`
+	Compare  string        `help:"Show a decode loop that waits for its peers beside ours: blocking." enum:"blocking," default:""`
+	SVG      string        `help:"With --compare: draw the gaps between tokens into this file." name:"svg" placeholder:"FILE"`
 	Config   string        `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
 }
 
@@ -34,6 +36,9 @@ func (c *simCmd) Run(ctx context.Context) error {
 	if c.Prefills < 1 || c.Decodes < 1 || c.Prefills+c.Decodes > 256 || c.Requests < 0 || c.Seeds < 0 || c.Hours < 0 {
 		return usagef("%d prefills, %d decodes, %d requests, %d seeds: at least one worker of each kind, at most 256 in all, would be right",
 			c.Prefills, c.Decodes, c.Requests, c.Seeds)
+	}
+	if c.Compare != "" {
+		return c.compare()
 	}
 	if c.Replay != "" {
 		return c.replay()
@@ -111,4 +116,35 @@ func (c *simCmd) verbose(shape sim.Shape) error {
 		all = errors.Join(all, err)
 	}
 	return all
+}
+
+// compare plays the same scene with a loop that waits and with ours.
+func (c *simCmd) compare() error {
+	fmt.Println("One stream over a healthy prefill, a token each 20 ms; at 5 s others ask for prefills whose registries hang,")
+	fmt.Println("and a newcomer for another healthy one. 15 attempts of 5 s, 1 s apart. Virtual time; what the clients see in 55 s:")
+	fmt.Printf("\n%5s  %-20s %12s %14s  %s\n", "hung", "decode loop", "longest gap", "gaps over 1 s", "newcomer's first token after")
+	for _, hung := range []int{1, 2, 4} {
+		old, ours := sim.Compare(hung, true), sim.Compare(hung, false)
+		for _, r := range []*sim.Comparison{old, ours} {
+			name, long, first := "fetches on the loop", 0, "never"
+			if !r.Blocking {
+				name = "Metronome"
+			}
+			for _, g := range r.Gaps {
+				if g.For > time.Second {
+					long++
+				}
+			}
+			if r.Newcomer > 0 {
+				first = r.Newcomer.Round(time.Millisecond).String()
+			}
+			fmt.Printf("%5d  %-20s %12v %14d  %s\n", hung, name, r.Longest.Round(time.Millisecond), long, first)
+		}
+		if hung == 1 && c.SVG != "" {
+			if err := os.WriteFile(c.SVG, sim.Chart(old, ours), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -261,14 +261,16 @@ func (l *link) end(cause string) {
 // decode is a decode worker.
 type decode struct {
 	worker
-	core   *sched.Decode
-	end    *transfer.DecodeEnd
-	grants map[sched.GrantID]*job
-	tries  map[uint64]*try
-	rules  peerRules
-	beat   time.Duration // start of the last batch, 0: none runs
-	took   time.Duration // how long it should take
-	slept  time.Duration // idle at that time
+	core    *sched.Decode
+	end     *transfer.DecodeEnd
+	grants  map[sched.GrantID]*job
+	tries   map[uint64]*try
+	rules   peerRules
+	frozen  bool          // Blocking: the loop waits
+	waiting []*try        // for these, one after the other
+	beat    time.Duration // start of the last batch, 0: none runs
+	took    time.Duration // how long it should take
+	slept   time.Duration // idle at that time
 }
 
 // try is one piece of peer work on its way.
@@ -276,6 +278,7 @@ type try struct {
 	act    sched.PeerAction
 	over   bool
 	cancel func()
+	then   func() // Blocking: the loop goes on
 }
 
 func newDecode(n *network, plan *Plan, i int) *decode {
@@ -289,6 +292,7 @@ func newDecode(n *network, plan *Plan, i int) *decode {
 func (d *decode) boot() {
 	d.life0(d.rng.Uint64())
 	d.grants, d.tries, d.beat = map[sched.GrantID]*job{}, map[uint64]*try{}, 0
+	d.frozen, d.waiting = false, nil
 	p := d.plan
 	d.core = sched.NewDecode(sched.DecodeConfig{
 		MaxRunning: p.MaxRunning, MaxQueued: p.MaxQueued, Context: simContext, ReservedTokens: p.Reserved, Vocab: engine.SimVocab,
@@ -307,6 +311,9 @@ func (d *decode) boot() {
 
 // turn is one pass of the loop.
 func (d *decode) turn() {
+	if d.frozen {
+		return
+	}
 	for len(d.inbox) > 0 {
 		in := d.inbox
 		d.inbox = nil
@@ -388,10 +395,13 @@ func (d *decode) handOut() {
 		d.broken("fatal", "%s: %v although mismatches are to be rejected", d.name, r.Fatal)
 	}
 	d.arm(r.Deadline)
+	if len(d.waiting) > 0 {
+		d.waitNext()
+	}
 }
 
 func (d *decode) startBatch(b *sched.Batch) {
-	if gap := d.now - d.beat - (d.idle - d.slept); d.beat > 0 && gap > d.took+5*time.Millisecond {
+	if gap := d.now - d.beat - (d.idle - d.slept); d.beat > 0 && gap > d.took+5*time.Millisecond && !d.plan.Blocking {
 		d.broken("beat", "%s: %v between two batches, the first should take %v", d.name, gap, d.took)
 	}
 	d.beat, d.slept = d.now, d.idle
@@ -519,6 +529,16 @@ func (d *decode) peer(a sched.PeerAction) {
 	}
 	t := &try{act: a}
 	d.tries[a.ID] = t
+	if d.waits(a.Kind) {
+		d.waiting = append(d.waiting, t)
+		return
+	}
+	d.ask(t)
+}
+
+// ask starts a piece of peer work.
+func (d *decode) ask(t *try) {
+	a := &t.act
 	d.in(a.Timeout, func() {
 		d.finishTry(t, sched.PeerDone{Fault: sched.PeerFault, Cause: fmt.Sprintf("no complete answer within %v", a.Timeout)})
 	})
@@ -552,6 +572,9 @@ func (d *decode) finishTry(t *try, done sched.PeerDone) {
 	delete(d.tries, a.ID)
 	done.Kind, done.ID, done.Gen, done.Addr, done.Link = a.Kind, a.ID, a.Gen, a.Addr, a.Link
 	d.push(&done)
+	if t.then != nil {
+		t.then()
+	}
 }
 
 // helloMsg and welcomeMsg are the handshake of a link.

@@ -31,8 +31,9 @@ type Plan struct {
 	ResolveTimeout   time.Duration
 	KVTimeout        time.Duration
 	BootstrapTimeout time.Duration
-	Retries          int // further pairs before the first byte
-	Migrations       int // moves of a stream after it
+	Retries          int  // further pairs before the first byte
+	Migrations       int  // moves of a stream after it
+	Blocking         bool `json:",omitempty"` // decode workers wait for registries on their loops
 
 	Net      NetPlan
 	Calm     time.Duration // when every fault has gone

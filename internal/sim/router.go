@@ -79,6 +79,7 @@ type front struct {
 	plan  *Plan
 	calls []*call
 	rooms int64
+	heard func(q *Request) // a token has come; or nil
 }
 
 // call is one request at the router.
@@ -246,4 +247,7 @@ func (c *call) token(m tokenMsg) {
 		c.f.broken("tokens", "request %d: token %d is %d, it should be %d", c.q.ID, m.index, m.token, want)
 	}
 	c.tokens = append(c.tokens, m.token)
+	if c.f.heard != nil {
+		c.f.heard(c.q)
+	}
 }

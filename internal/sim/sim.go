@@ -55,14 +55,7 @@ type fleet struct {
 // *Violation.
 func Run(p *Plan, log io.Writer) (*Report, error) {
 	f := newFleet(p, log)
-	for i := range p.Requests {
-		q := &p.Requests[i]
-		f.after(q.At, func() { f.front.start(q) })
-	}
-	for i := range p.Faults {
-		fault := &p.Faults[i]
-		f.after(fault.At, func() { f.strike(fault) })
-	}
+	f.schedule()
 	f.world.run(f.end())
 	if f.err == nil {
 		f.rest()
@@ -72,6 +65,18 @@ func Run(p *Plan, log io.Writer) (*Report, error) {
 		return rep, f.err
 	}
 	return rep, nil
+}
+
+// schedule puts requests and faults at their times.
+func (f *fleet) schedule() {
+	for i := range f.plan.Requests {
+		q := &f.plan.Requests[i]
+		f.after(q.At, func() { f.front.start(q) })
+	}
+	for i := range f.plan.Faults {
+		fault := &f.plan.Faults[i]
+		f.after(fault.At, func() { f.strike(fault) })
+	}
 }
 
 func newFleet(p *Plan, log io.Writer) *fleet {

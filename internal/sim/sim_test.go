@@ -108,3 +108,23 @@ func BenchmarkSeeds(b *testing.B) {
 	}
 	b.ReportMetric(60*float64(b.N)/b.Elapsed().Seconds(), "seeds/min")
 }
+
+// TestCompare: a loop that asks registries itself stands still for 5 s for
+// each address that hangs, cycle by cycle, as was measured on the original
+// (5.00 s for one, 10.02 s for two, 20.03 s for four), and a healthy newcomer
+// waits as long. Ours does not notice. A rig that cannot see it is broken.
+func TestCompare(t *testing.T) {
+	for _, hung := range []int{1, 2, 4} {
+		old, ours := Compare(hung, true), Compare(hung, false)
+		want := time.Duration(hung) * 5 * time.Second
+		if old.Longest < want || old.Longest > want+100*time.Millisecond {
+			t.Errorf("%d hung: a loop that waits has a gap of %v, want %v", hung, old.Longest, want)
+		}
+		if old.Newcomer > 0 && old.Newcomer < want {
+			t.Errorf("%d hung: the newcomer waits %v, want %v at least", hung, old.Newcomer, want)
+		}
+		if ours.Longest > sceneBeat+10*time.Millisecond || ours.Newcomer == 0 || ours.Newcomer > 50*time.Millisecond {
+			t.Errorf("%d hung: our longest gap is %v, the newcomer waits %v", hung, ours.Longest, ours.Newcomer)
+		}
+	}
+}
