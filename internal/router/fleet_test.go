@@ -126,6 +126,22 @@ func answers(body string) func(*stub, http.ResponseWriter, *http.Request, []byte
 	}
 }
 
+// hears answers a prefill leg in these pieces, a while apart, and then breaks
+// off or ends well.
+func hears(kind string, cut bool, pieces ...string) func(*stub, http.ResponseWriter, *http.Request, []byte) {
+	return func(_ *stub, w http.ResponseWriter, r *http.Request, _ []byte) {
+		w.Header().Set("Content-Type", kind)
+		for _, p := range pieces {
+			time.Sleep(30 * time.Millisecond)
+			io.WriteString(w, p)
+			w.(http.Flusher).Flush()
+		}
+		if cut {
+			panic(http.ErrAbortHandler)
+		}
+	}
+}
+
 // says answers at once with a status and a body.
 func says(status int, body string) func(*stub, http.ResponseWriter, *http.Request, []byte) {
 	return func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) {

@@ -3,30 +3,12 @@ package router
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
 )
 
 const scoredAsk = `{"text":"hi","return_logprob":true,"logprob_start_len":0}`
-
-// hears answers a prefill leg in these pieces, a while apart, and then breaks
-// off or ends well.
-func hears(kind string, cut bool, pieces ...string) func(*stub, http.ResponseWriter, *http.Request, []byte) {
-	return func(_ *stub, w http.ResponseWriter, r *http.Request, _ []byte) {
-		w.Header().Set("Content-Type", kind)
-		for _, p := range pieces {
-			time.Sleep(30 * time.Millisecond)
-			io.WriteString(w, p)
-			w.(http.Flusher).Flush()
-		}
-		if cut {
-			panic(http.ErrAbortHandler)
-		}
-	}
-}
 
 // Through foreign workers, which leave the prompt's log-probabilities to the
 // router: the prefill's part once, in front of decode's, streamed and not.
@@ -81,32 +63,8 @@ func TestPrefillFailsWithThePromptsLogprobs(t *testing.T) {
 	})
 }
 
-// Events of any length pass as they are: cut at odd places, with CRLF, with
-// comments, and whole answers beyond what is held back. Where the prompt's
-// part goes into them there is a limit, which is told.
-func TestF53LongEvents(t *testing.T) {
-	for _, size := range []int{60 << 10, 64<<10 - 9, 64 << 10, 64<<10 + 1, 1<<20 + 7, 17 << 20} {
-		inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
-			one := `data: {"text":"` + strings.Repeat("é\\n", size/4) + "\"}\r\n\r\n"
-			want := ": hello\r\n\r\n" + one + "data: {}\n\n" + one + usual
-			f.d[0].serve = func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				for rest := want; len(rest) > 0; { // in pieces that fit nothing
-					n := min(len(rest), 4093)
-					io.WriteString(w, rest[:n])
-					rest = rest[n:]
-				}
-			}
-			if got := f.post("/v1/chat/completions", chat); got.body != want || got.err != nil {
-				t.Errorf("%d bytes: got %d bytes, want %d, %v", size, len(got.body), len(want), got.err)
-			}
-			whole := `{"text":"` + strings.Repeat("x", size) + `"}`
-			f.d[0].serve = answers(whole)
-			if got := f.post("/generate", ask); got.body != whole {
-				t.Errorf("%d bytes: a whole answer of %d came with %d", size, len(whole), len(got.body))
-			}
-		})
-	}
+// An event of 20 MiB takes the prompt's part; there is a limit, which is told.
+func TestF53LongScoredEvents(t *testing.T) {
 	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
 		f.p[0].serve = hears("application/json", false, `{"meta_info":{"input_token_logprobs":[7]}}`)
 		one := `data: {"meta_info":{"input_token_logprobs":[]},"text":"` + strings.Repeat("x", 20<<20) + "\"}\n\n"
