@@ -4,7 +4,7 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VENV := .cache/venv
 
-.PHONY: build quick test long deps lint unit race process cross clean
+.PHONY: build quick test long deps lint unit race sim process cross clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -13,7 +13,7 @@ quick: ## vet and the fast tests
 	$(GO) vet ./...
 	$(GO) test -short ./...
 
-test: deps lint unit race process cross
+test: deps lint unit race sim process cross
 	@echo "all tests passed"
 
 deps: ## what the tests need beside Go, by the ordinary package managers
@@ -30,6 +30,10 @@ unit: ## every package but the real-process tests
 race:
 	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)
 
+sim: build ## a fixed set of seeds, then ever new ones for a minute
+	bin/metronome sim --seed 1 --seeds 500
+	bin/metronome sim --for 1m
+
 process: build ## real processes, real sockets, network namespaces
 	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 45m -v ./internal/chaos
 
@@ -38,7 +42,8 @@ cross:
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/metronome
 
-long: ## long fuzzing and an evaluation harness, by hand
+long: build ## long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
+	bin/metronome sim --hours 1
 	scripts/fuzz.sh 10m
 	scripts/lm-eval.sh
 
