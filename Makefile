@@ -42,7 +42,8 @@ cross:
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/metronome
 
-long: build ## long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
+long: build ## every mutant, long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
+	$(GO) test -timeout 60m -count=1 ./internal/mutants -all -rewrite
 	bin/metronome sim --hours 1
 	scripts/fuzz.sh 10m
 	scripts/lm-eval.sh

@@ -439,6 +439,23 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// What has arrived is known before a deadline is judged: a request whose answer
+// came in time is served, though its deadline has passed too when the loop looks.
+func TestArrivedBeforeJudged(t *testing.T) {
+	onBench(t, Config{}, newClockwork(16, 10*time.Millisecond), func(t *testing.T, w *Worker) {
+		j := job(prompt(1, 20), 1)
+		j.Deadline = time.Now().Add(12 * time.Millisecond)
+		if err := w.Submit(j); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // the batch is under way
+		w.loops[0].in.push(&question{func(*loop) { time.Sleep(15 * time.Millisecond) }})
+		if got, end := collect(t, j); end.Reason != EndLength || len(got) != 1 {
+			t.Errorf("%d tokens, %+v", len(got), end)
+		}
+	})
+}
+
 // The loop turns also when nothing happens, so its stamp proves that it lives.
 func TestIdleLoopTicks(t *testing.T) {
 	onBench(t, Config{HealthWindow: 2 * time.Second}, newClockwork(16, time.Millisecond), func(t *testing.T, w *Worker) {

@@ -367,3 +367,28 @@ func TestLogLimit(t *testing.T) {
 		t.Errorf("the next second says %v, %d hidden", ok, hidden)
 	}
 }
+
+// A try of any kind that hangs ends at its own deadline, which its action names.
+func TestHungTriesOfEachKind(t *testing.T) {
+	inTown(t, func(t *testing.T, n *peernet, _ *town) {
+		hang := func(ctx context.Context, _ transfer.LinkSpec) (transfer.Welcome, error) {
+			<-ctx.Done()
+			return transfer.Welcome{}, ctx.Err()
+		}
+		l := listener{links: hang}
+		kinds := []sched.PeerKind{sched.FetchInfo, sched.QueryRanks, sched.LookupRank, sched.DialLink, sched.ProbeHealth}
+		for i, kind := range kinds {
+			n.do(&l, sched.PeerAction{Kind: kind, ID: uint64(i + 1), Addr: "hung-1:1", Timeout: 3 * time.Second, Rooms: []int64{1}})
+		}
+		time.Sleep(4 * time.Second)
+		got := l.got()
+		for i, d := range got {
+			if d.Fault != sched.PeerFault || !strings.Contains(d.Cause, "within 3s") {
+				t.Errorf("try %d of kind %d: %+v", i, d.Kind, d)
+			}
+		}
+		if len(got) != len(kinds) {
+			t.Errorf("%d of %d hung tries have ended", len(got), len(kinds))
+		}
+	})
+}

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/metronome-serve/metronome/internal/mutants"
 )
 
 // text is a finding in one line, for regular expressions.
@@ -17,24 +15,18 @@ func text(f Finding) string { return f.What + " | " + strings.Join(f.Chain, " â†
 
 const root = "../../.."
 
-// product builds the whole program, unless only short tests are wanted.
-func product(t *testing.T, overlay map[string][]byte) *Program {
-	t.Helper()
+// TestProduct: nothing that a loop reaches waits, and the exceptions are those
+// of ARCHITECTURE.md. What is found when something does wait is shown by
+// internal/mutants.
+func TestProduct(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the call graph of the whole program")
 	}
 	t.Parallel()
-	p, err := Load(root, overlay, "./cmd/metronome")
+	p, err := Load(root, nil, "./cmd/metronome")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
-}
-
-// TestProduct: nothing that a loop reaches waits, and the exceptions are those
-// of ARCHITECTURE.md.
-func TestProduct(t *testing.T) {
-	p := product(t, nil)
 	for _, f := range p.Check() {
 		t.Error(f)
 	}
@@ -59,35 +51,6 @@ func TestProduct(t *testing.T) {
 	if !slices.Equal(have, want) {
 		t.Errorf("the code has the exceptions %q, ARCHITECTURE.md lists %q", have, want)
 	}
-}
-
-// TestMutants: a mistake that makes the loop wait is found, with the way to it.
-func TestMutants(t *testing.T) {
-	t.Parallel()
-	for name, way := range map[string][]string{
-		"fetch_on_loop": {"worker.loop).run", "worker.loop).handOut", "worker.decodeSide).handOut", "worker.decodeSide).peer", "FetchInfo", "net/http"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path, text, err := mutants.Source(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			found := product(t, map[string][]byte{path: []byte(text)}).Check()
-			if !slices.ContainsFunc(found, func(f Finding) bool { return passes(f.Chain, way) }) {
-				t.Errorf("no finding passes through %v:\n%v", way, found)
-			}
-		})
-	}
-}
-
-// passes says whether a chain passes through functions in their order.
-func passes(chain, way []string) bool {
-	for _, f := range chain {
-		if len(way) > 0 && strings.Contains(f, way[0]) {
-			way = way[1:]
-		}
-	}
-	return len(way) == 0
 }
 
 // TestSamples: each sample that waits is found, with the way to it, and nothing
