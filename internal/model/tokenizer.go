@@ -121,8 +121,7 @@ func readPre(f *File) (preTokenizer, error) {
 
 // readTokens reads the tokens' texts and returns their kinds.
 func (t *Tokenizer) readTokens(f *File) (kinds []uint8, err error) {
-	var ok bool
-	if t.texts, ok, err = f.texts("tokenizer.ggml.tokens"); err != nil {
+	if t.texts, _, err = f.texts("tokenizer.ggml.tokens"); err != nil {
 		return nil, err
 	} else if len(t.texts) == 0 {
 		return nil, f.errorf("key \"tokenizer.ggml.tokens\": no tokens")

@@ -33,7 +33,6 @@ type worker struct {
 	armed    time.Duration // the earliest timer on its way, in world time
 	links    map[uint64]*link
 	turn     func() // one turn of this kind of worker
-	batch    []engine.Row
 }
 
 // job is one leg of a request inside a worker.

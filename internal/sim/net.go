@@ -143,9 +143,6 @@ func (s *socket) unblock() {
 	}
 }
 
-// closeMsg is the end of a stream.
-type closeMsg struct{ cause string }
-
 // close ends the connection from this side.
 func (s *socket) close(cause string) {
 	if s.closed {

@@ -13,6 +13,8 @@ import "unsafe"
 
 // packed is one block of 16 rows. Word w[g][r] holds weights 4g to 4g+3 of row
 // r, unsigned: formats with a minimum as they are, others plus 128.
+//
+//lint:ignore U1000 its fields are written and read by assembly
 type packed struct {
 	w    [8][packRows][4]byte
 	d, m [packRows]float32
