@@ -26,6 +26,7 @@ lint:
 
 unit: ## every package but the real-process tests
 	METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test $$($(GO) list ./... | grep -v internal/chaos)
+	cd internal/engine/kernels/gen && $(GO) vet . && $(GO) test .
 
 race:
 	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)

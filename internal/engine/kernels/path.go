@@ -2,7 +2,7 @@ package kernels
 
 import "fmt"
 
-//go:generate go run ./gen
+//go:generate go run -C gen .
 
 // path is one way to compute: which routines do the work. All paths give the
 // same bits. A routine that a path has no own version of is the portable one.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
@@ -21,7 +22,7 @@ const rodata = attr.RODATA | attr.NOPTR
 
 func main() {
 	for name, text := range files() {
-		if err := os.WriteFile(name, text, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join("..", name), text, 0o644); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
