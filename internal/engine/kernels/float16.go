@@ -45,7 +45,7 @@ func F32ToF16(f float32) uint16 {
 
 // WidenF16 widens len(dst) halves, four at a time as long as all are finite.
 func WidenF16(dst []float32, src []byte) {
-	if f := now.float; f != nil && len(dst) >= lanes {
+	if f := now.float; f != nil && !raced && len(dst) >= lanes {
 		n := len(dst) / lanes * lanes
 		f.widenF16(&dst[0], &src[:2*len(dst)][0], n/lanes)
 		dst, src = dst[n:], src[2*n:]
@@ -74,7 +74,7 @@ func widenBF16(dst []float32, src []byte) {
 
 func putF16(dst []byte, src []float32) {
 	dst = dst[:2*len(src)]
-	if f := now.float; f != nil && len(src) >= lanes {
+	if f := now.float; f != nil && !raced && len(src) >= lanes {
 		n := len(src) / lanes * lanes
 		f.roundF16(&dst[:2*n][0], &src[0], n/lanes)
 		dst, src = dst[2*n:], src[n:]
