@@ -4,7 +4,7 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VENV := .cache/venv
 
-.PHONY: build quick test long deps lint unit race sim process cross clean
+.PHONY: build quick test long deps lint unit race sim process cross references clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -48,6 +48,10 @@ long: build ## every mutant, long fuzzing, a long hunt of the simulator, and an 
 	bin/metronome sim --hours 1
 	scripts/fuzz.sh 10m
 	scripts/lm-eval.sh
+
+references: ## by hand: has llama.cpp compute testdata/llamacpp anew, and compares all of it
+	GO=$(GO) scripts/llamacpp/references.sh
+	$(GO) test -count=1 -timeout 1h -tags references -run 'TestGenerated|TestRequantised|TestSmolLM2' -v ./internal/engine -nll-tokens 2012
 
 clean:
 	rm -rf bin .cache
