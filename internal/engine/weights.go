@@ -113,8 +113,8 @@ func (l *loader) vector(name string, n int) []float32 {
 	return nil
 }
 
-// ropeFactors are divisors of frequencies. Less than a half of a position's
-// angle is kept within what kernels.SinCos takes.
+// ropeFactors are divisors of frequencies. One below a half could take angles
+// beyond what kernels.SinCos is for.
 func (l *loader) ropeFactors(n int) []float32 {
 	const name = "rope_freqs.weight"
 	factors := l.vector(name, n)
