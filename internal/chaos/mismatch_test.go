@@ -169,6 +169,25 @@ func checkRejects(t *testing.T, r *Rig, d *Proc) {
 	}
 }
 
+// Two builds that differ in nothing but the numerics revision never serve a
+// request together, and one that does not differ is served beside.
+func TestNumericsRevision(t *testing.T) {
+	next, err := buildNextRevision(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, other := newRig(t), newRig(t)
+	other.Binary = next
+	p := other.startPrefill(t, "tiny")
+	d := r.startDecode(t, "tiny", "--on-mismatch=reject")
+	a, err := Generate(within(t, 10*time.Second), d.HTTP, leg(p.Bootstrap, 5, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkMismatch(t, a, []string{"Model fingerprint mismatch", fingerprint(t, p), fingerprint(t, d)})
+	checkRejects(t, r, d)
+}
+
 // A prefill that was known bad and comes back with another instance and the
 // right layout is examined again.
 func TestRejectForgetsOnNewInstance(t *testing.T) {

@@ -102,6 +102,12 @@ func Overlay(name, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return WriteOverlay(files, dir)
+}
+
+// WriteOverlay writes sources, by the absolute path of the file that each
+// stands for, and their overlay file into dir, and returns the overlay's path.
+func WriteOverlay(files map[string]string, dir string) (string, error) {
 	replace := map[string]string{}
 	for path, text := range files {
 		mutated := filepath.Join(dir, filepath.Base(path))
