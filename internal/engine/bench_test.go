@@ -34,7 +34,7 @@ func benchDecode(b *testing.B, w *Weights, seqs int) {
 		batch.Rows = append(batch.Rows, Row{Tokens: []int32{5}, Start: held, Index: 1, Pages: table, Sample: &Sampling{Logprobs: -1}})
 	}
 	for b.Loop() {
-		if err := e.Run(batch); err != nil {
+		if err := pass(e, batch); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -169,8 +169,8 @@ func (e *CPU) Close() {
 	e.crew.close()
 }
 
-// Run computes a batch; an empty one is no work. Errors are a *RowError, a batch
-// that is too large, or ErrClosed.
+// Run computes a batch; an empty one is no work. Errors are a batch that is too
+// large, or ErrClosed.
 func (e *CPU) Run(b *Batch) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -212,6 +212,9 @@ func (e *CPU) begin() {
 	e.tokens, e.spans, e.wanted = e.tokens[:0], e.spans[:0], e.wanted[:0]
 	for i := range e.batch.Rows {
 		r := &e.batch.Rows[i]
+		if r.Err != nil {
+			continue
+		}
 		first := len(e.tokens)
 		for j := range r.Tokens {
 			e.tokens = append(e.tokens, place{r, j})
@@ -398,7 +401,7 @@ func (e *CPU) finish() error {
 		e.crew.run(len(e.part), e.phases.use)
 		for i, err := range e.failed[:len(e.part)] {
 			if err != nil {
-				return &RowError{e.part[i].row, err}
+				e.batch.Rows[e.part[i].row].Err = err
 			}
 		}
 	}

@@ -37,8 +37,9 @@ type Engine interface {
 	// Memory is the KV bytes of one TP rank.
 	Memory(rank int) Memory
 	// Run computes one forward pass on the caller's goroutine and the engine's
-	// own threads. Calls never overlap. An error says that nothing was drawn;
-	// KV rows of the batch may or may not be written.
+	// own threads. Calls never overlap. What is wrong with one row alone is in
+	// its Err, and the others are computed as if it were not there. An error says
+	// that nothing was drawn; KV rows of the batch may or may not be written.
 	Run(b *Batch) error
 	// Vocab is the number of token ids; every id is below it.
 	Vocab() int
@@ -94,6 +95,10 @@ type Row struct {
 	Tops [][]TokenLogprob
 
 	Out Output // filled by Run when Sample is set
+	// Err, set by Run, says why this row was not computed, or not to its end:
+	// nothing was drawn for it, and its KV is not to be used. It is final for rows
+	// that are refused before anything is computed when LayerDone is first called.
+	Err error
 }
 
 // Sampling says how a token is drawn.
@@ -166,15 +171,6 @@ const (
 // ErrClosed is what Run returns once Close was called.
 var ErrClosed = errors.New("engine: closed")
 
-// RowError says which row of a batch could not be computed, and why.
-type RowError struct {
-	Row int
-	Err error
-}
-
-func (e *RowError) Error() string { return fmt.Sprintf("engine: row %d: %v", e.Row, e.Err) }
-func (e *RowError) Unwrap() error { return e.Err }
-
 // check fills in defaults and refuses what cannot be.
 func (c *Config) check(heads, context int) error {
 	if c.KVDType == "" {
@@ -211,15 +207,15 @@ func (c *Config) check(heads, context int) error {
 	return nil
 }
 
-// checkBatch refuses a batch that would reach outside of the KV memory, the
-// vocabulary or the scratch. Both engines do so before they touch anything.
+// checkBatch refuses rows that would reach outside of the KV memory or the
+// vocabulary, and a batch whose other rows would not fit the scratch. Both
+// engines do so before they touch anything.
 func checkBatch(b *Batch, c *Config, vocab int) error {
 	total := 0
 	for i := range b.Rows {
 		r := &b.Rows[i]
-		total += len(r.Tokens)
-		if err := r.check(c, vocab); err != nil {
-			return &RowError{i, err}
+		if r.Err = r.check(c, vocab); r.Err == nil {
+			total += len(r.Tokens)
 		}
 	}
 	if total > c.MaxBatchTokens {
@@ -268,8 +264,8 @@ func (r *Row) check(c *Config, vocab int) error {
 // maxTop bounds Sampling.Logprobs and Row.Top: OpenAI's interface allows 20.
 const maxTop = 128
 
-// Check says what no engine would draw with. A batch is refused whole for one
-// row that fails it, so whoever takes requests asks first.
+// Check says what no engine would draw with. Such a row ends its request in the
+// middle of its work, so whoever takes requests asks first.
 func (s *Sampling) Check(vocab int) error {
 	for _, f := range []float32{s.Temperature, s.TopP, s.MinP, s.Presence, s.Frequency, s.Repetition} {
 		if f != f || f > math.MaxFloat32 || f < -math.MaxFloat32 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -321,7 +322,7 @@ func TestLayerDone(t *testing.T) {
 			then = append(then, slices.Clone(e.Memory(rank).Extent(l, 1, 0, 2)))
 		}
 	}
-	if err := e.Run(b); err != nil {
+	if err := pass(e, b); err != nil {
 		t.Fatal(err)
 	}
 	if len(then) != 4 {
@@ -364,7 +365,7 @@ func TestRunRefuses(t *testing.T) {
 	} {
 		r := ok()
 		c.change(&r)
-		err := e.Run(&Batch{Rows: []Row{r}})
+		err := pass(e, &Batch{Rows: []Row{r}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q in it", name, err, c.want)
 		}
@@ -372,6 +373,43 @@ func TestRunRefuses(t *testing.T) {
 		run(t, e, r) // the engine goes on
 	}
 	run(t, e) // no work is no error
+}
+
+// A row that cannot be computed is left out, wherever it stands and on both
+// engines: the others have what they have without it, and its pages are as they were.
+func TestBadRowIsLeftOut(t *testing.T) {
+	cfg := Config{Pages: 8, PageSize: 16}
+	sim, err := NewSim(fast(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, e := range map[string]Engine{"cpu": newCPU(t, smallWeights(kernels.Q8_0), cfg), "sim": sim} {
+		good := func(at int) Row {
+			return Row{Tokens: []int32{1, 2, int32(at)}, Pages: pages(at, 1), Sample: &Sampling{Logprobs: 2}}
+		}
+		want := []Output{run(t, e, good(0))[0].Out, run(t, e, good(1))[0].Out}
+		bad := Row{Tokens: []int32{3, int32(e.Vocab())}, Pages: pages(5, 1), Sample: &Sampling{}}
+		before := slices.Clone(e.Memory(0).Extent(0, 5, 0, 1))
+		for at := range 3 {
+			rows := slices.Insert([]Row{good(0), good(1)}, at, bad)
+			if err := e.Run(&Batch{Rows: rows, LayerDone: func(int) {
+				if rows[at].Err == nil {
+					t.Errorf("%s: a layer is done, and the bad row is not marked", name)
+				}
+			}}); err != nil || rows[at].Err == nil || !strings.Contains(rows[at].Err.Error(), "the vocabulary has") {
+				t.Errorf("%s, bad row at %d: %v, %v", name, at, err, rows[at].Err)
+			}
+			rows = slices.Delete(rows, at, at+1)
+			for i := range rows {
+				if rows[i].Err != nil || !reflect.DeepEqual(rows[i].Out, want[i]) {
+					t.Errorf("%s, bad row at %d: row %d has %+v (%v), alone %+v", name, at, i, rows[i].Out, rows[i].Err, want[i])
+				}
+			}
+		}
+		if !bytes.Equal(before, e.Memory(0).Extent(0, 5, 0, 1)) {
+			t.Errorf("%s: the bad row's page was written to", name)
+		}
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -414,13 +452,12 @@ func TestDamage(t *testing.T) {
 	run(t, e, Row{Tokens: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, Pages: pages(0, 4)})
 	v := e.Memory(0).Extent(1, 0, 2, 1)
 	binary.LittleEndian.PutUint16(v[16*16*2:], 0x7e00)
-	var re *RowError
-	err := e.Run(&Batch{Rows: []Row{
+	b := &Batch{Rows: []Row{
 		{Tokens: []int32{1}, Pages: pages(4, 1), Sample: &Sampling{}},
 		{Tokens: []int32{1}, Start: 10, Pages: pages(0, 1), Sample: &Sampling{}},
-	}})
-	if !errors.As(err, &re) || re.Row != 1 || !strings.Contains(err.Error(), "NaN") {
-		t.Errorf("error %v, want NaN in row 1", err)
+	}}
+	if err := e.Run(b); err != nil || b.Rows[0].Err != nil || b.Rows[1].Err == nil || !strings.Contains(b.Rows[1].Err.Error(), "NaN") {
+		t.Errorf("error %v, rows %v and %v, want NaN in row 1 alone", err, b.Rows[0].Err, b.Rows[1].Err)
 	}
 }
 
@@ -439,10 +476,9 @@ func TestBadScales(t *testing.T) {
 			*down = bad
 			e := newCPU(t, w, Config{Pages: 8, PageSize: 16, Precision: precision})
 			for _, n := range []int{1, 20} {
-				var re *RowError
-				err := e.Run(&Batch{Rows: []Row{{Tokens: make([]int32, n), Pages: pages(0, 4), Sample: &Sampling{}}}})
-				if !errors.As(err, &re) || !strings.Contains(err.Error(), "NaN") {
-					t.Errorf("%v, %s, %d tokens: %v, want NaN in row 0", typ, precision, n, err)
+				b := &Batch{Rows: []Row{{Tokens: make([]int32, n), Pages: pages(0, 4), Sample: &Sampling{}}}}
+				if err := e.Run(b); err != nil || b.Rows[0].Err == nil || !strings.Contains(b.Rows[0].Err.Error(), "NaN") {
+					t.Errorf("%v, %s, %d tokens: %v, %v, want NaN in row 0", typ, precision, n, err, b.Rows[0].Err)
 				}
 			}
 		}
@@ -490,7 +526,7 @@ func TestAllocates(t *testing.T) {
 			{Tokens: make([]int32, 70), Pages: pages(10, 10), Sample: &Sampling{Logprobs: -1}},
 		}, LayerDone: func(int) {}}
 		if n := testing.AllocsPerRun(20, func() {
-			if err := e.Run(b); err != nil {
+			if err := pass(e, b); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {

@@ -92,7 +92,7 @@ func greedy(t testing.TB, e Engine, prompt []int32, table []kv.Page, n int) (ids
 	tokens, start := prompt, 0
 	for i := range n {
 		b := &Batch{Rows: []Row{{Tokens: tokens, Start: start, Pages: table, Index: i, Sample: &Sampling{Logprobs: 10}}}}
-		if err := e.Run(b); err != nil {
+		if err := pass(e, b); err != nil {
 			t.Fatal(err)
 		}
 		out := b.Rows[0].Out
@@ -214,7 +214,7 @@ func score(t testing.TB, e *CPU, texts ...[]int32) []float64 {
 		for from := 0; from < len(ids)-1; from += 512 {
 			n := min(512, len(ids)-1-from)
 			r := Row{Tokens: ids[from : from+n], Start: from, Pages: table, Targets: ids[from+1 : from+n+1], Scores: make([]float32, n)}
-			if err := e.Run(&Batch{Rows: []Row{r}}); err != nil {
+			if err := pass(e, &Batch{Rows: []Row{r}}); err != nil {
 				t.Fatal(err)
 			}
 			for _, s := range r.Scores {
@@ -293,7 +293,7 @@ func TestSmolLM2Precise(t *testing.T) {
 		b.Rows = append(b.Rows, Row{Tokens: p.IDs, Pages: pages(10*i, 10), Sample: &Sampling{}})
 	}
 	for at := range affordable(48, 8) {
-		if err := e.Run(b); err != nil {
+		if err := pass(e, b); err != nil {
 			t.Fatal(err)
 		}
 		for i := range b.Rows {

@@ -235,7 +235,9 @@ func (s *Sim) Begin(b *Batch) (took time.Duration, err error) {
 // Layer computes one layer of a batch. The last one draws the tokens.
 func (s *Sim) Layer(b *Batch, layer int) {
 	for i := range b.Rows {
-		s.write(&b.Rows[i], layer)
+		if b.Rows[i].Err == nil {
+			s.write(&b.Rows[i], layer)
+		}
 	}
 	if layer == simLayers-1 {
 		s.draw(b)
@@ -247,9 +249,11 @@ func (s *Sim) Layer(b *Batch, layer int) {
 func (s *Sim) duration(b *Batch) time.Duration {
 	tokens, seqs := 0, 0
 	for i := range b.Rows {
-		if r := &b.Rows[i]; len(r.Tokens) == 1 && r.Index > 0 {
+		switch r := &b.Rows[i]; {
+		case r.Err != nil:
+		case len(r.Tokens) == 1 && r.Index > 0:
 			seqs++
-		} else {
+		default:
 			tokens += len(r.Tokens)
 		}
 	}
@@ -351,6 +355,9 @@ func (s *Sim) draw(b *Batch) {
 	s.turn++
 	for i := range b.Rows {
 		r := &b.Rows[i]
+		if r.Err != nil {
+			continue
+		}
 		for j, t := range r.Targets {
 			if t >= 0 {
 				r.Scores[j] = simLogprob(code(t, r.Start+j+1))

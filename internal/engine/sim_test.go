@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -26,10 +27,23 @@ func fast(cfg Config) SimConfig {
 
 func run(t testing.TB, e Engine, rows ...Row) []Row {
 	t.Helper()
-	if err := e.Run(&Batch{Rows: rows}); err != nil {
+	if err := pass(e, &Batch{Rows: rows}); err != nil {
 		t.Fatal(err)
 	}
 	return rows
+}
+
+// pass runs a batch of which every row must do well.
+func pass(e Engine, b *Batch) error {
+	if err := e.Run(b); err != nil {
+		return err
+	}
+	for i := range b.Rows {
+		if err := b.Rows[i].Err; err != nil {
+			return fmt.Errorf("row %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 func text(n int, seed int32) []int32 {

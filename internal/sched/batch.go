@@ -135,13 +135,10 @@ func (d *Decode) batchDone(ev *BatchDone) {
 			continue // it ended meanwhile
 		}
 		r.row = -1
-		switch {
-		case ev.Err != nil:
-			d.fail(r, ev.Err)
-		case i >= len(ev.Tokens) || ev.Tokens[i] < 0:
-			d.fail(r, errorf(Internal, "the engine gave no token for row %d of batch %d", i, ev.Batch))
-		default:
-			d.token(r, ev.Tokens[i], i)
+		if token, err := ev.token(i); err != nil {
+			d.fail(r, err)
+		} else {
+			d.token(r, token, i)
 		}
 	}
 	d.rows = d.rows[:0]

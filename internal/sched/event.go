@@ -67,11 +67,31 @@ type Abort struct {
 
 // BatchDone says that the engine has finished a batch. Tokens[i] is the
 // sampled token of row i of the batch, or -1 where none was asked. Err fails
-// every row of the batch.
+// every row of the batch; Errs[i], where Errs is that long, row i alone.
 type BatchDone struct {
 	Batch  BatchID
 	Tokens []int32
 	Err    *Error
+	Errs   []*Error
+}
+
+// err is why row i failed, or nil.
+func (b *BatchDone) err(i int) *Error {
+	if b.Err == nil && i < len(b.Errs) {
+		return b.Errs[i]
+	}
+	return b.Err
+}
+
+// token is what was drawn for row i, of which one is wanted.
+func (b *BatchDone) token(i int) (int32, *Error) {
+	if err := b.err(i); err != nil {
+		return -1, err
+	}
+	if i >= len(b.Tokens) || b.Tokens[i] < 0 {
+		return -1, errorf(Internal, "the engine gave no token for row %d of batch %d", i, b.Batch)
+	}
+	return b.Tokens[i], nil
 }
 
 // StopAt is the verdict of a request's writer: the answer ends before output

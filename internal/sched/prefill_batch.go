@@ -137,8 +137,8 @@ func (p *Prefill) batchDone(ev *BatchDone) {
 			continue // it ended meanwhile
 		}
 		r.row = -1
-		if ev.Err != nil {
-			p.fail(r, ev.Err)
+		if err := ev.err(i); err != nil {
+			p.fail(r, err)
 			continue
 		}
 		r.computed += len(p.batch.Rows[i].Tokens)
@@ -148,11 +148,11 @@ func (p *Prefill) batchDone(ev *BatchDone) {
 		if r.computed < len(r.prompt) {
 			continue
 		}
-		if i >= len(ev.Tokens) || ev.Tokens[i] < 0 {
-			p.fail(r, errorf(Internal, "the engine gave no token for row %d of batch %d", i, ev.Batch))
-			continue
+		if token, err := ev.token(i); err != nil {
+			p.fail(r, err)
+		} else {
+			p.done(r, token, i)
 		}
-		p.done(r, ev.Tokens[i], i)
 	}
 	p.rows = p.rows[:0]
 }

@@ -136,6 +136,11 @@ func (w *worker) compute(b *sched.Batch, layer func(l int), done func(tokens []i
 		w.broken("batch", "%s: %v", w.name, err)
 		return
 	}
+	for i := range rows {
+		if err := rows[i].Err; err != nil {
+			w.broken("batch", "%s: row %d: %v", w.name, i, err)
+		}
+	}
 	layers := w.engine.Geometry().Layers
 	for l := range layers {
 		w.in(took*time.Duration(l+1)/time.Duration(layers), func() {

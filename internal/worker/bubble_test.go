@@ -315,6 +315,73 @@ func TestPairInBubble(t *testing.T) {
 	}
 }
 
+// sparks is an engine in which rows fail that are picked out.
+type sparks struct {
+	engine.Engine
+	pick func(r *engine.Row) bool
+}
+
+func (s *sparks) Run(b *engine.Batch) error {
+	var bad []int
+	for i := range b.Rows {
+		if s.pick(&b.Rows[i]) {
+			bad = append(bad, i)
+			b.Rows[i].Tokens = append([]int32{-1}, b.Rows[i].Tokens[1:]...) // which no engine computes
+		}
+	}
+	err := s.Engine.Run(b)
+	for _, i := range bad {
+		if b.Rows[i].Err == nil {
+			panic("the engine took a negative token")
+		}
+	}
+	return err
+}
+
+// A row that the engine refuses ends its own request by name, on both legs;
+// those beside it in the batch get all their tokens. At P it fails in the middle
+// of a prompt, at D in the middle of an answer.
+func TestOneRowFails(t *testing.T) {
+	for _, at := range []Role{Prefill, Decode} {
+		t.Run(string(at), func(t *testing.T) {
+			inBubble(t, Config{Chunk: 256, PrefixCache: true}, Config{PrefixCache: true}, func(t *testing.T, c *city, d *Worker) {
+				w, worst := d, text(5, 90)
+				if at == Prefill {
+					w = c.p
+				}
+				w.loops[0].engine.eng = &sparks{w.engines[0], func(r *engine.Row) bool {
+					if at == Prefill {
+						return r.Start == 0 && r.Tokens[0] == worst[0] && r.Tokens[1] == worst[1]
+					}
+					return r.Index == 7 && r.Start == len(worst)+6
+				}}
+				for range 2 { // nothing of the first bad prompt is in a prefix cache
+					jobs := []*Job{}
+					for i := range 8 {
+						prompt := text(i, 60+i)
+						if i == 5 {
+							prompt = worst
+						}
+						jobs = append(jobs, c.legs(t, d, "good:1", prompt, 20))
+					}
+					for i, j := range jobs {
+						got, want := hear(t, j), simAnswer(j.Prompt, 20)
+						switch {
+						case i == 5 && (got.end.Reason != EndFailed || got.end.Err.Code != api.Internal || !strings.Contains(got.end.Err.Message, "token -1") ||
+							len(got.outs) != map[Role]int{Prefill: 0, Decode: 7}[at] || !reflect.DeepEqual(got.tokens(), want[:len(got.outs):len(got.outs)]) && len(got.outs) > 0):
+							t.Errorf("the bad one: %+v %v, tokens %v", got.end, got.end.Err, got.tokens())
+						case i != 5 && (got.end.Reason != EndLength || !reflect.DeepEqual(got.tokens(), want)):
+							t.Errorf("job %d: %+v %v, tokens %v, want %v", i, got.end, got.end.Err, got.tokens(), want)
+						}
+					}
+					settled(t, c.p)
+					settled(t, d)
+				}
+			})
+		})
+	}
+}
+
 // Links that die in the middle of a transfer fail that request by name, on both
 // sides; the next one finds new links.
 func TestLinkLoss(t *testing.T) {

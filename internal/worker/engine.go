@@ -63,18 +63,23 @@ func (b *batcher) close() {
 
 func (p *pass) run(eng engine.Engine) {
 	err := eng.Run(&p.batch)
-	p.done.Err = nil
-	if err != nil {
-		p.done.Err = &sched.Error{Code: sched.Internal, Message: "the engine failed: " + err.Error()}
-	}
-	p.done.Tokens = p.done.Tokens[:0]
+	p.done.Err = engineFailed(err)
+	p.done.Tokens, p.done.Errs = p.done.Tokens[:0], p.done.Errs[:0]
 	for i := range p.batch.Rows {
-		token := int32(-1)
-		if p.batch.Rows[i].Sample != nil && err == nil {
-			token = p.batch.Rows[i].Out.Token
+		row, token := &p.batch.Rows[i], int32(-1)
+		if row.Sample != nil && err == nil && row.Err == nil {
+			token = row.Out.Token
 		}
 		p.done.Tokens = append(p.done.Tokens, token)
+		p.done.Errs = append(p.done.Errs, engineFailed(row.Err))
 	}
+}
+
+func engineFailed(err error) *sched.Error {
+	if err == nil {
+		return nil
+	}
+	return &sched.Error{Code: sched.Internal, Message: "the engine failed: " + err.Error()}
 }
 
 // load fills the pass with a core's batch.

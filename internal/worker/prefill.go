@@ -135,6 +135,9 @@ func (p *prefillSide) recompute(now time.Duration, g *granted, key sched.GrantKe
 func (p *prefillSide) layerDone(layer int) {
 	for i := range p.pass.rows {
 		r := &p.pass.rows[i]
+		if p.pass.batch.Rows[i].Err != nil {
+			continue // not computed: nothing of it may go out
+		}
 		p.sender.LayerDone(uint64(r.Req), layer, r.Start+len(r.Tokens))
 	}
 }

@@ -182,6 +182,11 @@ func (s *Script) batchDone() error {
 	if s.td.HasArg("err") {
 		done.Err = &sched.Error{Code: sched.Internal, Message: s.str("err", "")}
 	}
+	if s.td.HasArg("row-err") {
+		row := s.num("row", 0)
+		done.Errs = make([]*sched.Error, row+1)
+		done.Errs[row] = &sched.Error{Code: sched.Internal, Message: s.str("row-err", "")}
+	}
 	to(done)
 	return s.env.Turn()
 }
