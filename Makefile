@@ -4,7 +4,9 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VENV := .cache/venv
 
-.PHONY: build quick test long deps lint unit race sim process cross references clean
+QEMU := qemu-aarch64-static
+
+.PHONY: build quick test long deps lint unit race sim process cross arm64 references clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -13,7 +15,7 @@ quick: ## vet and the fast tests
 	$(GO) vet ./...
 	$(GO) test -short ./...
 
-test: deps lint unit race sim process cross
+test: deps lint unit race sim process cross arm64
 	@echo "all tests passed"
 
 deps: ## what the tests need beside Go, by the ordinary package managers
@@ -42,6 +44,11 @@ cross:
 	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/metronome
+
+arm64: ## the engine's bits on another processor, emulated: the goldens are those of amd64
+	@if ! command -v $(QEMU) >/dev/null; then echo "skipped: $(QEMU) is not here (Debian: qemu-user-static)"; exit 0; fi; set -ex; \
+	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short ./internal/engine/kernels; \
+	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short -run 'TestGolden$$|TestPhilox|TestDraw' ./internal/engine
 
 long: build ## every mutant, long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
 	$(GO) test -timeout 60m -count=1 ./internal/mutants -all -rewrite

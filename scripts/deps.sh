@@ -11,10 +11,10 @@ fi
 # The chat templates' reference: the Jinja2 that testdata/jinja was recorded with.
 "$venv/bin/python" -c 'import jinja2; assert jinja2.__version__ == "3.1.6"' 2>/dev/null || "$venv/bin/pip" install --quiet jinja2==3.1.6
 
-# Network namespaces: Linux, as root. Elsewhere those tests skip and say so.
-if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && { ! command -v ip >/dev/null || ! command -v nft >/dev/null || ! command -v curl >/dev/null; }; then
+# Network namespaces (Linux, as root; elsewhere those tests skip and say so), and an emulator for the engine's tests on arm64.
+if [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] && ! { command -v ip && command -v nft && command -v curl && command -v qemu-aarch64-static; } >/dev/null; then
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables curl >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 nftables curl qemu-user-static >/dev/null
 fi
 
 echo "SmolLM2: $(go run ./cmd/metronome pull smollm2)"
