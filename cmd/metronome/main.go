@@ -39,13 +39,14 @@ type cli struct {
 	Registry registryCmd `cmd:"" help:"Start a bootstrap registry alone."`
 	Pull     pullCmd     `cmd:"" help:"Fetch a known model."`
 	Models   modelsCmd   `cmd:"" help:"List the models that are here, with size, architecture, quantisation and context."`
+	Bench    benchCmd    `cmd:"" help:"Measure the engine against the limits of this machine."`
 	Sim      simCmd      `cmd:"" help:"Run simulated fleets by seed, with faults, and check every rule."`
 	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
 // notBuilt are commands that are planned and not built yet.
-var notBuilt = []string{"bench", "chaos", "replay", "top"}
+var notBuilt = []string{"chaos", "replay", "top"}
 
 func main() { os.Exit(run(os.Args[1:])) }
 

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/metronome-serve/metronome/internal/bench"
+	"github.com/metronome-serve/metronome/internal/engine"
+)
+
+type benchCmd struct {
+	Engine benchEngineCmd `cmd:"" help:"Tokens a second of the engine, beside what the machine could do."`
+}
+
+type benchEngineCmd struct {
+	Model     string `arg:"" help:"Path of a GGUF file, a name that pull knows, or tiny (built in)."`
+	Prefill   Counts `help:"Lengths of prompts in tokens, or none." default:"128,512,2048"`
+	Decode    Counts `help:"Numbers of sequences that decode together, or none." default:"1,4,8,16,32"`
+	Context   int    `help:"Tokens that each decoding sequence holds already." default:"256"`
+	Chunk     int    `help:"Tokens of one prefill chunk." default:"512"`
+	Threads   int    `help:"Threads of the engine; 0 means all cores." default:"0"`
+	Rounds    int    `help:"How often each is measured, one after the other; medians are reported." default:"5"`
+	Kernels   string `help:"Instructions that the engine computes with." default:"auto" enum:"auto,portable,avx2,avx512"`
+	Precision string `help:"native computes on the weights as they are quantised, f32 on dequantised ones." default:"native" enum:"native,f32"`
+	KVDType   string `help:"Type of KV values: f16, f32 or q8_0; f32 too if --precision f32 and nothing else is chosen." name:"kv-dtype" default:"f16" enum:"f16,f32,q8_0"`
+	JSON      bool   `help:"Print the result as one JSON object." name:"json"`
+	Config    string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Counts is a list of numbers above 0, written like 1,4,8; none is an empty one.
+type Counts []int
+
+// UnmarshalText parses a list.
+func (c *Counts) UnmarshalText(text []byte) error {
+	*c = nil
+	if string(text) == "none" {
+		return nil
+	}
+	for _, word := range strings.Split(string(text), ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(word))
+		if err != nil || n < 1 || n > 1<<20 {
+			return fmt.Errorf("%q is no list of numbers above 0; write it like 1,4,8, or none", text)
+		}
+		*c = append(*c, n)
+	}
+	return nil
+}
+
+// Run measures the engine.
+func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
+	if c.Context < 1 || c.Chunk < 1 || c.Rounds < 1 || c.Threads < 0 || len(c.Prefill)+len(c.Decode) == 0 {
+		return usagef("--context, --chunk and --rounds must be at least 1, --threads not below 0, and one of --prefill and --decode a list")
+	}
+	if c.Precision == "f32" && !s.chosen("kv-dtype") {
+		c.KVDType = "f32"
+	}
+	if err := engine.UseKernels(c.Kernels); err != nil {
+		return usagef("--kernels: %v", err)
+	}
+	path, err := modelPath(c.Model, "cpu")
+	if err != nil {
+		return err
+	}
+	if path == "tiny" {
+		path = ""
+	}
+	f, err := openModel(path)
+	if err != nil {
+		return usageError{err}
+	}
+	defer f.Close()
+	b := bench.Engine{Name: c.Model, File: f, Prefill: c.Prefill, Decode: c.Decode, Context: c.Context, Chunk: c.Chunk, Threads: c.Threads,
+		Rounds: c.Rounds, KVDType: c.KVDType, Precision: c.Precision, Progress: os.Stderr}
+	if b.Threads == 0 {
+		b.Threads = runtime.NumCPU()
+	}
+	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
+	r, err := b.Run(ctx)
+	if unfit := (*bench.UnfitError)(nil); errors.As(err, &unfit) {
+		return usageError{err}
+	} else if err != nil {
+		return err
+	}
+	if c.JSON {
+		return r.JSON(os.Stdout)
+	}
+	return r.Text(os.Stdout)
+}
