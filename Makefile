@@ -33,9 +33,9 @@ unit: ## every package but the real-process tests
 race:
 	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)
 
-sim: build ## a fixed set of seeds, then ever new ones for a minute
+sim: build ## a fixed set of seeds, then ever new ones for two minutes
 	bin/metronome sim --seed 1 --seeds 500
-	bin/metronome sim --for 1m
+	bin/metronome sim --for 2m
 
 process: build ## real processes, real sockets, network namespaces
 	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 45m -v ./internal/chaos
@@ -50,8 +50,9 @@ arm64: ## the engine's bits on another processor, emulated: the goldens are thos
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short ./internal/engine/kernels; \
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short -run 'TestGolden$$|TestPhilox|TestDraw' ./internal/engine
 
-long: build ## every mutant, long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
+long: build ## every mutant, the baseline beside four hung peers, long fuzzing, a long hunt of the simulator, and an evaluation harness, by hand
 	$(GO) test -timeout 60m -count=1 ./internal/mutants -all -rewrite
+	METRONOME_LONG=1 METRONOME_BINARY=$(CURDIR)/bin/metronome $(GO) test -count=1 -v -run TestBlockingBaseline ./internal/chaos
 	bin/metronome sim --hours 1
 	scripts/fuzz.sh 10m
 	scripts/lm-eval.sh

@@ -112,6 +112,9 @@ type decodeCmd struct {
 	kvTimeout
 }
 
+// baselineCmd is a decode worker that must not be used but to be compared with.
+type baselineCmd struct{ decodeCmd }
+
 type serveCmd struct {
 	Model  string `arg:"" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
 	Listen string `help:"Address for HTTP." default:"127.0.0.1:8000" placeholder:"ADDR"`

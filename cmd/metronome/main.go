@@ -43,6 +43,8 @@ type cli struct {
 	Sim      simCmd      `cmd:"" help:"Run simulated fleets by seed, with faults, and check every rule."`
 	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
+
+	Baseline baselineCmd `cmd:"" name:"blocking-decode" hidden:"" help:"Start a decode worker whose loop asks registries itself and waits, for comparisons."`
 }
 
 // notBuilt are commands that are planned and not built yet.

@@ -148,7 +148,12 @@ func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
 }
 
 // Run starts a decode worker.
-func (c *decodeCmd) Run(ctx context.Context, s *settings) error {
+func (c *decodeCmd) Run(ctx context.Context, s *settings) error { return c.run(ctx, s, false) }
+
+// Run starts a decode worker whose loop waits for registries.
+func (c *baselineCmd) Run(ctx context.Context, s *settings) error { return c.run(ctx, s, true) }
+
+func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
 	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
@@ -161,6 +166,7 @@ func (c *decodeCmd) Run(ctx context.Context, s *settings) error {
 	cfg.ParallelInfoTimeout, cfg.ParallelInfoAttempts, cfg.ParallelInfoInterval = c.ParallelInfoTimeout, c.ParallelInfoAttempts, c.ParallelInfoInterval
 	cfg.HeartbeatInterval, cfg.HeartbeatFailures = c.HeartbeatInterval, c.HeartbeatFailures
 	cfg.OnMismatch, cfg.ResolveTimeout, cfg.BootstrapAllow, cfg.KVTimeout = c.OnMismatch, c.ResolveTimeout, c.BootstrapAllow, c.KVTimeout
+	cfg.Blocking = blocking
 	return runWorker(ctx, &c.commonFlags, cfg)
 }
 

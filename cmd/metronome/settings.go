@@ -250,6 +250,8 @@ var examples = map[string][2]string{
 	"config":       {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
 	"version":      {"metronome version", "metronome version --verbose"},
 	"":             {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},
+
+	"blocking-decode": {"metronome blocking-decode sim --engine=sim", "metronome blocking-decode tiny --listen 127.0.0.1:30101"},
 }
 
 // helpWithExamples is kong's help, then two examples that work.

@@ -137,7 +137,7 @@ var All = []Mutant{
 		Name:  "late_turn_counted",
 		File:  "internal/sched/decode.go",
 		Why:   "a deadline that passed while the process was stopped counts",
-		Edits: []Edit{{"if d.armed == Never || d.now-d.armed <= LateTurn {", "if d.armed == Never || d.now-d.armed <= Never {"}},
+		Edits: []Edit{{"if d.armed == Never || d.now-d.armed <= d.cfg.LateTurn {", "if d.armed == Never || d.now-d.armed <= Never {"}},
 		Test:  transcripts("decode_late"),
 	},
 	{

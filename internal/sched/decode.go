@@ -82,6 +82,7 @@ func (c *DecodeConfig) defaults() {
 	c.Context = cmp.Or(c.Context, 8192)
 	c.ReservedTokens = cmp.Or(c.ReservedTokens, 512)
 	c.KVTimeout = cmp.Or(c.KVTimeout, 30*time.Second)
+	c.LateTurn = cmp.Or(c.LateTurn, LateTurn)
 }
 
 // NewDecode makes the core. The pool is the core's alone, or with Serve shared
@@ -172,7 +173,7 @@ func (d *Decode) begin(now time.Duration) {
 	}
 	last := d.now
 	d.now = max(d.now, now)
-	if d.armed == Never || d.now-d.armed <= LateTurn {
+	if d.armed == Never || d.now-d.armed <= d.cfg.LateTurn {
 		return
 	}
 	if d.peers != nil {

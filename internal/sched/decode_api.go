@@ -19,6 +19,7 @@ type DecodeConfig struct {
 	KVTimeout      time.Duration // silence about a granted transfer [30s]
 	Serve          bool          // pages come by Adopt and go by Preempt: there are no peers
 	PrefixCache    bool          // share and keep the pages of common prefixes; in serve the same for both cores
+	LateTurn       time.Duration // a turn that comes later than this after its deadline was held up, and the peers were not [LateTurn]
 	Peers          PeersConfig   // not looked at with Serve
 }
 

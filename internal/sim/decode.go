@@ -298,7 +298,12 @@ func (d *decode) boot() {
 	d.grants, d.tries, d.beat = map[sched.GrantID]*job{}, map[uint64]*try{}, 0
 	d.frozen, d.waiting = false, nil
 	p := d.plan
+	late := sched.LateTurn
+	if p.Blocking {
+		late = sched.Never // a loop that waits is late all the time, and the original counted it
+	}
 	d.core = sched.NewDecode(sched.DecodeConfig{
+		LateTurn:   late,
 		MaxRunning: p.MaxRunning, MaxQueued: p.MaxQueued, Context: simContext, ReservedTokens: p.Reserved, Vocab: engine.SimVocab,
 		KVTimeout: p.KVTimeout, PrefixCache: p.PrefixCache,
 		Peers: p.peers(sched.ParallelInfo{TP: d.tp, CP: 1, DP: 1, PP: 1, PageSize: p.PageSize, KVDType: "f16",

@@ -72,6 +72,7 @@ type Config struct {
 	ResolveTimeout       time.Duration // parallel info to link, in all [120s]
 	BootstrapAllow       []string      // hosts and CIDRs that may be dialled; none: any
 	HealthWindow         time.Duration // [20s]
+	Blocking             bool          // the loop asks registries itself and waits, for comparisons (blocking.go)
 
 	// Simulated engine.
 	SimPrefillRate  float64       // tokens/s [20000]
@@ -146,6 +147,9 @@ func (c *Config) check() error {
 		if err != nil {
 			return err
 		}
+	}
+	if c.Blocking && c.Role != Decode {
+		return fmt.Errorf("a %s worker asks no registries: only a decode worker can wait for them", c.Role)
 	}
 	for _, n := range []struct {
 		flag    string

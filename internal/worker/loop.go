@@ -155,7 +155,11 @@ type question struct{ answer func(*loop) }
 
 // labelled runs the loop under a profiler label, by which the watcher finds its stack.
 func (l *loop) labelled(ctx context.Context) {
-	pprof.Do(ctx, pprof.Labels(loopLabel, l.name()), func(context.Context) { l.run() })
+	run := l.run
+	if l.worker.cfg.Blocking {
+		run = l.runBlocking
+	}
+	pprof.Do(ctx, pprof.Labels(loopLabel, l.name()), func(context.Context) { run() })
 }
 
 func (l *loop) name() string { return string(l.worker.cfg.Role) + strconv.Itoa(l.rank) }

@@ -109,7 +109,12 @@ func (w *Worker) newPool() *kv.Pool { return kv.NewPool(w.cfg.KVPages, w.cfg.Pag
 
 func (w *Worker) decodeConfig() sched.DecodeConfig {
 	c := &w.cfg
+	late := sched.LateTurn
+	if c.Blocking {
+		late = sched.Never // a loop that waits is late all the time, and the original counted it
+	}
 	return sched.DecodeConfig{
+		LateTurn:   late,
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, MaxGrants: maxGrants(c), Context: c.Context, Vocab: w.Vocab(),
 		ReservedTokens: c.ReservedTokens,
 		KVTimeout:      c.KVTimeout, PrefixCache: c.PrefixCache,
@@ -184,6 +189,9 @@ func (w *Worker) wireReceivers(r registry, dial func(ctx context.Context, addr s
 			grants: map[sched.GrantID]*request{}, dialling: map[sched.LinkID]*sched.LinkEnded{},
 		}
 		d.pass.core = d.core
+		if w.cfg.Blocking {
+			d.peers = newPeernet(w.clock, r, w.log)
+		}
 		r, err := transfer.NewReceiver(transfer.ReceiverConfig{
 			Geometry: w.engines[rank].Geometry(), Memory: memories(w.engines[rank], w.cfg.TP),
 			Hello: transfer.Hello{Instance: w.instance, DP: rank, Fingerprint: w.Fingerprint(), KVDType: w.cfg.KVDType},

@@ -21,6 +21,9 @@
 // with nothing (sizes.go); such lengths are judged in the whole module, because
 // the frames that a loop works on are read elsewhere.
 //
+// A function marked //metronome:baseline is a loop that waits, for comparisons:
+// Check leaves it alone, and CheckBaselines must find something from it.
+//
 // A finding is told with the chain of calls from the loop to what waits. An
 // exception is written at the place, with its reason:
 //

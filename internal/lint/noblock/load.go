@@ -19,23 +19,25 @@ import (
 
 // The directives of this package.
 const (
-	loopMark  = "//metronome:loop"
-	allowMark = "//metronome:allow noblock"
+	loopMark     = "//metronome:loop"
+	baselineMark = "//metronome:baseline"
+	allowMark    = "//metronome:allow noblock"
 )
 
 // Program is a whole program with its call graph.
 type Program struct {
-	dir    string // absolute; positions are told relative to it
-	module string
-	fset   *token.FileSet
-	prog   *ssa.Program
-	graph  *callgraph.Graph
-	loops  []*ssa.Function
-	allows map[place]*allow
-	locks  *locks
-	pools  *pools
-	called map[ssa.CallInstruction][]*ssa.Function // by callees
-	bySite map[*ssa.Function]map[ssa.CallInstruction][]*ssa.Function
+	dir       string // absolute; positions are told relative to it
+	module    string
+	fset      *token.FileSet
+	prog      *ssa.Program
+	graph     *callgraph.Graph
+	loops     []*ssa.Function
+	baselines []*ssa.Function // baselines: loops that are there to wait
+	allows    map[place]*allow
+	locks     *locks
+	pools     *pools
+	called    map[ssa.CallInstruction][]*ssa.Function // by callees
+	bySite    map[*ssa.Function]map[ssa.CallInstruction][]*ssa.Function
 }
 
 // place is one line of one file.
@@ -87,7 +89,7 @@ func Load(dir string, overlay map[string][]byte, patterns ...string) (*Program, 
 		funcs[f] = true
 	}
 	p.graph = vta.CallGraph(funcs, reached.CallGraph)
-	marked := map[token.Pos]bool{} // of the loops' names
+	marked := map[token.Pos]string{} // mark of a loop, by its name's place
 	packages.Visit(pkgs, nil, func(pkg *packages.Package) {
 		if pkg.Module != nil && pkg.Module.Main {
 			p.module = pkg.Module.Path
@@ -95,12 +97,18 @@ func Load(dir string, overlay map[string][]byte, patterns ...string) (*Program, 
 		}
 	})
 	for f := range p.graph.Nodes {
-		if f != nil && f.Parent() == nil && marked[f.Pos()] && f.Synthetic == "" {
+		if f == nil || f.Parent() != nil || f.Synthetic != "" {
+			continue
+		}
+		switch marked[f.Pos()] {
+		case loopMark:
 			p.loops = append(p.loops, f)
+		case baselineMark:
+			p.baselines = append(p.baselines, f)
 		}
 	}
-	if len(p.loops) != len(marked) || len(marked) == 0 {
-		return nil, fmt.Errorf("%d functions are marked %s, %d of them are reached from a command", len(marked), loopMark, len(p.loops))
+	if n := len(p.loops) + len(p.baselines); n != len(marked) || len(p.loops) == 0 {
+		return nil, fmt.Errorf("%d functions are marked %s or %s, %d of them are reached from a command", len(marked), loopMark, baselineMark, n)
 	}
 	p.locks = &locks{p: p}
 	p.pools = newPools(p)
@@ -109,7 +117,7 @@ func Load(dir string, overlay map[string][]byte, patterns ...string) (*Program, 
 }
 
 // directives collects the marks of one package.
-func (p *Program) directives(pkg *packages.Package, marked map[token.Pos]bool) {
+func (p *Program) directives(pkg *packages.Package, marked map[token.Pos]string) {
 	for _, f := range pkg.Syntax {
 		for _, d := range f.Decls {
 			fn, ok := d.(*ast.FuncDecl)
@@ -117,8 +125,8 @@ func (p *Program) directives(pkg *packages.Package, marked map[token.Pos]bool) {
 				continue
 			}
 			for _, c := range fn.Doc.List {
-				if c.Text == loopMark {
-					marked[fn.Name.Pos()] = true
+				if c.Text == loopMark || c.Text == baselineMark {
+					marked[fn.Name.Pos()] = c.Text
 				}
 			}
 		}

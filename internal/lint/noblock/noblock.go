@@ -37,12 +37,7 @@ func (p *Program) Allowed() (list []Exception) {
 // Check looks at all loops and returns what can wait, in the order of the
 // source.
 func (p *Program) Check() (found []Finding) {
-	for _, loop := range p.loops {
-		w := &walk{p: p, loop: loop, from: map[*ssa.Function]step{loop: {}}}
-		w.run()
-		found = append(found, w.found...)
-	}
-	found = append(found, p.sizes()...)
+	found = append(p.walk(p.loops), p.sizes()...)
 	for _, a := range p.allows {
 		switch {
 		case a.reason == "":
@@ -51,6 +46,25 @@ func (p *Program) Check() (found []Finding) {
 			found = append(found, Finding{At: a.at.String(), What: "this exception allows nothing: remove it"})
 		}
 	}
+	return inSource(found)
+}
+
+// CheckBaselines is Check from the functions marked //metronome:baseline, which
+// are there to wait: that nothing is found from them would be a fault of this
+// package.
+func (p *Program) CheckBaselines() []Finding { return inSource(p.walk(p.baselines)) }
+
+func (p *Program) walk(loops []*ssa.Function) (found []Finding) {
+	for _, loop := range loops {
+		w := &walk{p: p, loop: loop, from: map[*ssa.Function]step{loop: {}}}
+		w.run()
+		found = append(found, w.found...)
+	}
+	return found
+}
+
+// inSource is findings in the order of the source, each once.
+func inSource(found []Finding) []Finding {
 	slices.SortStableFunc(found, func(a, b Finding) int { return cmp.Or(strings.Compare(a.At, b.At), strings.Compare(a.What, b.What)) })
 	return slices.CompactFunc(found, func(a, b Finding) bool { return a.At == b.At && a.What == b.What })
 }

@@ -16,8 +16,9 @@ func text(f Finding) string { return f.What + " | " + strings.Join(f.Chain, " �
 const root = "../../.."
 
 // TestProduct: nothing that a loop reaches waits, and the exceptions are those
-// of ARCHITECTURE.md. What is found when something does wait is shown by
-// internal/mutants.
+// of ARCHITECTURE.md. From the baseline's loop, in the same program, the GETs
+// that it waits for are found. More of what is found when something does wait
+// is shown by internal/mutants.
 func TestProduct(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the call graph of the whole program")
@@ -30,6 +31,7 @@ func TestProduct(t *testing.T) {
 	for _, f := range p.Check() {
 		t.Error(f)
 	}
+	t.Run("baseline", func(t *testing.T) { baseline(t, p) })
 	page, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -50,6 +52,17 @@ func TestProduct(t *testing.T) {
 	slices.Sort(want)
 	if !slices.Equal(have, want) {
 		t.Errorf("the code has the exceptions %q, ARCHITECTURE.md lists %q", have, want)
+	}
+}
+
+// baseline: the loop that waits for registries is found out, by the way through
+// each of its GETs.
+func baseline(t *testing.T, p *Program) {
+	for _, get := range []string{"FetchInfo", "QueryRanks", "LookupRank"} {
+		way := regexp.MustCompile(`network I/O.* \| \(\*internal/worker\.loop\)\.runBlocking.* → \(\*internal/worker\.loop\)\.askRegistries.* → .*Client\)\.` + get + ` `)
+		if !slices.ContainsFunc(p.CheckBaselines(), func(f Finding) bool { return way.MatchString(text(f)) }) {
+			t.Errorf("noblock does not see that the baseline waits for %s", get)
+		}
 	}
 }
 
