@@ -71,9 +71,10 @@ type kvTimeout struct {
 
 type routerOnly struct {
 	Workers        string        `help:"File that names workers, taken over whenever it changes." placeholder:"FILE"`
-	Policy         string        `help:"How a worker is chosen: least_load, power_of_two, round_robin or random." default:"least_load"`
+	Policy         string        `help:"How a worker is chosen: least_load, cache_aware, consistent_hash, power_of_two, round_robin or random." default:"least_load"`
 	PrefillPolicy  string        `help:"The same for prefill workers alone." placeholder:"POLICY"`
 	DecodePolicy   string        `help:"The same for decode workers alone." placeholder:"POLICY"`
+	CacheMemory    Size          `help:"Memory that cache_aware takes for what it knows of the prompts of one pool." default:"8MiB"`
 	HealthInterval time.Duration `help:"Time between two probes of a worker." default:"500ms"`
 	HealthTimeout  time.Duration `help:"Total time of one probe." default:"1s"`
 	HealthFailures int           `help:"Failed probes in a row that take a worker out." default:"2"`
@@ -132,7 +133,7 @@ type upCmd struct {
 	Prefill    int    `help:"Number of prefill workers." default:"1"`
 	Decode     int    `help:"Number of decode workers." default:"1"`
 	Port       int    `help:"Port of the router." default:"8000"`
-	Policy     string `help:"How the router chooses a worker: least_load, power_of_two, round_robin or random." default:"least_load"`
+	Policy     string `help:"How the router chooses a worker: least_load, cache_aware, consistent_hash, power_of_two, round_robin or random." default:"least_load"`
 	Retries    int    `help:"Other pairs that the router tries while no byte has gone to the client." default:"2"`
 	Migrations int    `help:"Times that the router moves a stream to another pair after its first byte." default:"1"`
 	commonFlags

@@ -206,7 +206,7 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	cfg.Prefill, cfg.Decode, cfg.Policy, cfg.PrefillPolicy, cfg.DecodePolicy = c.Prefill, c.Decode, c.Policy, c.PrefillPolicy, c.DecodePolicy
 	cfg.HealthEvery, cfg.HealthTimeout, cfg.HealthFails = c.HealthInterval, c.HealthTimeout, c.HealthFailures
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
-	cfg.Migrations, cfg.IdleTimeout, cfg.MaxRequests = c.Migrations, c.IdleTimeout, c.MaxRequests
+	cfg.Migrations, cfg.IdleTimeout, cfg.MaxRequests, cfg.CacheMemory = c.Migrations, c.IdleTimeout, c.MaxRequests, int64(c.CacheMemory)
 	cfg.Tokens, cfg.PeerToken, cfg.Log = a.accept, a.peer, log
 	ctx, cancel := context.WithCancel(c.lifetime(ctx))
 	defer cancel()

@@ -26,7 +26,9 @@ type Scanned struct {
 	body     []byte
 	model    span // the raw values, quotes and all; empty: absent
 	rid      span
+	user     span
 	sampling span
+	said     span // the longest of the prompt's fields
 	prompt   list
 	text     list
 	inputIDs list
@@ -233,17 +235,21 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 		if raw[0] == '"' {
 			s.rid = val
 		}
+	case "user":
+		if raw[0] == '"' {
+			s.user = val
+		}
 	case "messages":
-		s.PromptBytes += len(raw)
+		s.says(val)
 	case "prompt":
 		s.prompt = l
-		s.PromptBytes += len(raw)
+		s.says(val)
 	case "text":
 		s.text = l
-		s.PromptBytes += len(raw)
+		s.says(val)
 	case "input_ids":
 		s.inputIDs = l
-		s.PromptBytes += len(raw)
+		s.says(val)
 	case "sampling_params":
 		s.sampling = val
 	case "echo":
@@ -258,6 +264,15 @@ func (s *Scanned) field(key []byte, val span, l list) *Error {
 		s.maxTokens(raw)
 	}
 	return nil
+}
+
+// says takes up a field that holds the prompt, or could.
+func (s *Scanned) says(val span) {
+	n := val.end - val.off
+	s.PromptBytes += n
+	if n > s.said.end-s.said.off {
+		s.said = val
+	}
 }
 
 // maxTokens notes how long an answer may become; what it says about it is the
@@ -325,6 +340,14 @@ func (s *Scanned) Model() string { return s.str(s.model) }
 
 // RID is the request's own id (SGLang's rid), "" when it has none or a list.
 func (s *Scanned) RID() string { return s.str(s.rid) }
+
+// User is who the request is for (OpenAI's user), "" when it does not say.
+func (s *Scanned) User() string { return s.str(s.user) }
+
+// Prompt is the prompt as the body has it, escapes and brackets and all: two
+// bodies in which it begins with the same bytes ask for answers to prompts that
+// begin alike. Of several fields that could hold it, it is the longest.
+func (s *Scanned) Prompt() []byte { return s.body[s.said.off:s.said.end] }
 
 func (s *Scanned) str(v span) string {
 	if v.end == 0 {

@@ -67,13 +67,13 @@ func TestSpliceLists(t *testing.T) {
 }
 
 func TestScanFinds(t *testing.T) {
-	body := `{"model":"m\u00e9","stream":true,"rid":"r1","prompt":"12345","n":3,"sampling_params":{"x":{"n":9},"temperature":0,"n":3}}`
+	body := `{"model":"m\u00e9","stream":true,"rid":"r1","user":"u\u00e9","text":"1","prompt":"12345","n":3,"sampling_params":{"x":{"n":9},"temperature":0,"n":3}}`
 	s, err := Scan([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !s.Stream || s.Model() != "mé" || s.RID() != "r1" || s.PromptBytes != 7 {
-		t.Errorf("stream %v model %q rid %q prompt bytes %d", s.Stream, s.Model(), s.RID(), s.PromptBytes)
+	if !s.Stream || s.Model() != "mé" || s.RID() != "r1" || s.PromptBytes != 10 || s.User() != "ué" || string(s.Prompt()) != `"12345"` {
+		t.Errorf("stream %v model %q rid %q prompt bytes %d user %q prompt %s", s.Stream, s.Model(), s.RID(), s.PromptBytes, s.User(), s.Prompt())
 	}
 }
 

@@ -17,9 +17,10 @@ type Config struct {
 	Prefill       []string      // URL or URL,BOOTSTRAP_PORT
 	Decode        []string      // URL
 	Watched       bool          // the members change (SetWorkers): a pool may be empty
-	Policy        string        // least_load, power_of_two, round_robin or random, for both legs
+	Policy        string        // as ParsePolicy knows them, for both legs
 	PrefillPolicy string        // "": Policy
 	DecodePolicy  string        // "": Policy
+	CacheMemory   int64         // bytes that cache_aware takes for what it knows of one pool; fixed
 	HealthEvery   time.Duration // from the start of one probe of a worker to the start of the next
 	HealthTimeout time.Duration // for one probe
 	HealthFails   int           // failed probes in a row that take a worker out
@@ -48,6 +49,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Policy:        "least_load",
+		CacheMemory:   8 << 20,
 		HealthEvery:   500 * time.Millisecond,
 		HealthTimeout: time.Second,
 		HealthFails:   2,
@@ -59,6 +61,11 @@ func Default() Config {
 		Drain:         20 * time.Second,
 	}
 }
+
+const (
+	minCacheMemory = 64 << 10
+	maxCacheMemory = 4 << 30
+)
 
 // check refuses what cannot work and fills in what was left at zero.
 func (c *Config) check() error {
@@ -87,6 +94,8 @@ func (c *Config) check() error {
 	switch {
 	case c.HealthFails < 1:
 		return fmt.Errorf("health-failures is %d; it must be at least 1", c.HealthFails)
+	case c.CacheMemory < minCacheMemory || c.CacheMemory > maxCacheMemory:
+		return fmt.Errorf("cache-memory is %d bytes; it must be between 64KiB and 4GiB", c.CacheMemory)
 	case c.Retries < 0:
 		return fmt.Errorf("retries is %d; it must be at least 0", c.Retries)
 	case c.Migrations < 0:

@@ -15,7 +15,7 @@
 //     the client hears is there and nowhere else.
 //   - fault.go judges one leg's failure: whose fault it is, whether another pair
 //     may do better, what the client is told. Pure.
-//   - pick.go chooses a worker. Pure.
+//   - pick.go chooses a worker, prefixes.go remembers who was sent what. Pure.
 //   - members.go is the table of workers: addresses, load, in or out.
 //   - health.go probes them.
 //   - proxy.go drives one request: it runs the decode leg on the client's own

@@ -3,6 +3,7 @@ package router
 import (
 	"cmp"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -21,6 +22,7 @@ import (
 type worker struct {
 	role          Leg
 	name          string // scheme://host:port, as in logs and errors
+	hash          uint64 // of the name
 	url           url.URL
 	bootstrapHost string // prefill: what decode is told; IPv6 in brackets
 	bootstrapPort int    // prefill: 0 when it was not given
@@ -28,6 +30,7 @@ type worker struct {
 	probes atomic.Uint64 // begun
 
 	// Under table.mu.
+	slot     int // in its pool's prefix index
 	standing standing
 	slowTill time.Duration // its /health answered, after the time-out: until when that counts
 	load     int64         // tokens outstanding
@@ -80,6 +83,7 @@ func parseWorker(role Leg, s string) (*worker, error) {
 	}
 	w.url = url.URL{Scheme: u.Scheme, Host: u.Host}
 	w.name = w.url.String()
+	w.hash = hashKey(w.name)
 	if w.bootstrapHost = host; strings.Contains(host, ":") {
 		w.bootstrapHost = "[" + host + "]"
 	}
@@ -113,12 +117,17 @@ type pool struct {
 
 func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	t := &table{maxEjected: cfg.MaxEjected, failLimit: cfg.HealthFails, metrics: m}
+	seed := maphash.MakeSeed()
 	for leg, name := range [...]string{cfg.PrefillPolicy, cfg.DecodePolicy} {
 		policy, err := ParsePolicy(cmp.Or(name, cfg.Policy))
 		if err != nil {
 			return nil, err
 		}
-		t.pools[leg].picker = newPicker(policy, rand.Uint64())
+		p := newPicker(policy, rand.Uint64())
+		if p.seed = seed; policy == CacheAware {
+			p.index = newPrefixIndex(cfg.CacheMemory)
+		}
+		t.pools[leg].picker = p
 	}
 	lists, err := parseWorkers(cfg.Prefill, cfg.Decode)
 	if err != nil {
@@ -161,6 +170,7 @@ func (t *table) set(now time.Duration, lists [2][]*worker) (added, removed []*wo
 				w.leaving = 0
 			} else {
 				added = append(added, w)
+				p.seat(w, slices.Concat(known, members))
 			}
 			members = append(members, w)
 		}
@@ -181,6 +191,17 @@ func (t *table) set(now time.Duration, lists [2][]*worker) (added, removed []*wo
 	t.sweep(now)
 	t.count()
 	return added, removed
+}
+
+// seat gives a new worker a slot of its own in the prefix index, as long as
+// there are 64, and clears it.
+func (p *pool) seat(w *worker, others []*worker) {
+	for slices.ContainsFunc(others, func(o *worker) bool { return o.slot == w.slot }) {
+		w.slot++
+	}
+	if p.picker.index != nil && p.picker.index.turn > 0 { // else it is clear, and its memory not yet in use
+		p.picker.index.forget(w.slot)
+	}
 }
 
 // sweep takes those out who are leaving and are not needed any more.
@@ -212,9 +233,40 @@ func (t *table) forget(w *worker) bool {
 	return true
 }
 
-// cost is what the request adds to each leg's load, in tokens as far as they can
-// be told without the tokenizer: the prefill computes the prompt, the decode
-// holds its pages and runs for as many tokens as are asked for.
+// wish is what the request wants of each pool: what it adds to each leg's load,
+// in tokens as far as they can be told without the tokenizer (the prefill
+// computes the prompt, the decode holds its pages and runs for as many tokens as
+// are asked for), and by what a worker is chosen. It is made once, from the
+// body and the header.
+func (t *table) wish(x *exchange) (wishes [2]wish) {
+	cost := x.cost()
+	for leg := range t.pools {
+		w := &wishes[leg]
+		w.cost = cost[leg]
+		switch p := &t.pools[leg].picker; p.policy { // policy and seed do not change
+		case ConsistentHash:
+			key := cmp.Or(x.req.Header.Get(routingKey), x.req.Header.Get(sessionID))
+			if key == "" {
+				key = x.scan.User()
+			}
+			w.keyed, w.key = key != "", hashKey(key)
+		case CacheAware:
+			if w.prefixes = wishes[Prefill].prefixes; w.prefixes == nil {
+				w.prefixes = prefixesOf(nil, p.seed, x.scan.Prompt())
+			}
+		}
+	}
+	return wishes
+}
+
+// What a routing key is taken from, before the body's user: the header of
+// sglang-router and smg, and the one that vllm-router and many clients use. In
+// the canonical form, which costs nothing to look up.
+const (
+	routingKey = "X-Smg-Routing-Key"
+	sessionID  = "X-Session-Id"
+)
+
 func (x *exchange) cost() [2]int64 {
 	prompt := int64(x.scan.PromptBytes)/bytesPerToken + 16*int64(x.items)
 	answer := int64(x.scan.MaxTokens)
@@ -225,22 +277,23 @@ func (x *exchange) cost() [2]int64 {
 }
 
 const (
-	bytesPerToken = 4     // of text, and of ids with their commas
-	usualAnswer   = 256   // tokens, where the request does not say
-	longAnswer    = 16384 // more is a bound that the client does not expect to reach
+	usualAnswer = 256   // tokens, where the request does not say
+	longAnswer  = 16384 // more is a bound that the client does not expect to reach
 )
 
 // pickPair chooses a worker for each leg and books the request's cost on both;
-// release gives it back. Neither is booked unless both are there. avoid lists,
-// by leg, workers that are not to be taken.
-func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (got [2]*worker, err *api.Error) {
+// release gives it back. What a prefill is thought to have of the prompt costs
+// it nothing. Neither is booked unless both are there. avoid lists, by leg,
+// workers that are not to be taken.
+func (t *table) pickPair(now time.Duration, wishes *[2]wish, avoid [2][]*worker) (got [2]*worker, cost [2]int64, err *api.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for leg := range t.pools {
 		p := &t.pools[leg]
 		p.seen = p.seen[:0]
 		for _, w := range p.workers {
-			c := candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), load: w.load}
+			c := candidate{usable: w.standing.usable(now) && !slices.Contains(avoid[leg], w), load: w.load,
+				legs: w.legs, slot: w.slot, name: w.hash}
 			if w.leaving != 0 {
 				c.last = leaving
 			} else if w.standing.full(now, w.legs) {
@@ -248,18 +301,24 @@ func (t *table) pickPair(now time.Duration, cost [2]int64, avoid [2][]*worker) (
 			}
 			p.seen = append(p.seen, c)
 		}
-		i := p.picker.pick(p.seen)
+		i := p.picker.pick(p.seen, wishes[leg])
 		if i < 0 {
-			return got, t.noneUsable(Leg(leg), now)
+			return got, cost, t.noneUsable(Leg(leg), now)
 		}
-		got[leg] = p.workers[i]
+		got[leg], cost[leg] = p.workers[i], wishes[leg].cost
+		if Leg(leg) == Prefill {
+			cost[leg] = max(1, cost[leg]-p.seen[i].cached)
+		}
 	}
 	for leg, w := range got {
+		if index := t.pools[leg].picker.index; index != nil {
+			index.note(wishes[leg].prefixes, w.slot)
+		}
 		w.load += cost[leg]
 		w.legs++
 		w.standing.picked(now)
 	}
-	return got, nil
+	return got, cost, nil
 }
 
 // release ends the booking of one leg.

@@ -12,7 +12,7 @@ import (
 	"github.com/metronome-serve/metronome/internal/api"
 )
 
-// TestPairTranscripts replays the dialogues of testdata: each command is one
+// TestPairTranscripts replays the dialogues of testdata/pair: each command is one
 // event, the output is what the machine wants done. Rewrite them with
 // -rewrite, and read the difference before committing it.
 //
@@ -21,7 +21,7 @@ import (
 // (default: the current one), and for failed kind=connect|cut|silent|status
 // status= code= text=, for out spare, for both goes-on.
 func TestPairTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/pair", func(t *testing.T, path string) {
 		var p *pair
 		now := time.Duration(0)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {

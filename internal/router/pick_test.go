@@ -43,11 +43,13 @@ func TestPick(t *testing.T) {
 		{PowerOfTwo, "9 x 1", "222222"},
 		{PowerOfTwo, "x 9 x", "111111"},
 		{PowerOfTwo, "", "------"},
+		{ConsistentHash, "5 1 3", "111111"}, // no key
+		{ConsistentHash, "x", "------"},
 	} {
 		p := newPicker(c.policy, 1)
 		var got strings.Builder
 		for range 6 {
-			i := p.pick(poolOf(c.pool))
+			i := p.pick(poolOf(c.pool), wish{})
 			got.WriteString(strings.ReplaceAll(fmt.Sprint(i), "-1", "-"))
 		}
 		if got.String() != c.want {
@@ -73,7 +75,7 @@ func TestPickDraws(t *testing.T) {
 		p := newPicker(c.policy, 7)
 		pool, got := poolOf(c.pool), make([]int, 3)
 		for range 6000 {
-			got[p.pick(pool)]++
+			got[p.pick(pool, wish{})]++
 		}
 		for i, n := range got {
 			if n < c.least[i] || n > c.most[i] {
@@ -91,7 +93,7 @@ func TestF42BurstSpreads(t *testing.T) {
 		p := newPicker(policy, 3)
 		pool := poolOf("0 0 0")
 		for range 40 {
-			pool[p.pick(pool)].load++
+			pool[p.pick(pool, wish{})].load++
 		}
 		for i, c := range pool {
 			if c.load < 40-2*most || c.load > most {
@@ -204,7 +206,8 @@ func TestNewRefuses(t *testing.T) {
 		{func(c *Config) { c.Prefill = []string{"http://x:1,70000"} }, "no bootstrap port"},
 		{func(c *Config) { c.Prefill = []string{"http://x:1", "http://x:1/"} }, "given twice"},
 		{func(c *Config) { c.Decode = []string{"http://x:1,8998"} }, "a decode worker has no bootstrap port"},
-		{func(c *Config) { c.Policy = "cache_aware" }, "cache_aware is not built yet; take least_load, power_of_two, round_robin or random"},
+		{func(c *Config) { c.Policy = "best" }, `unknown policy "best"; take least_load, cache_aware, consistent_hash, power_of_two, round_robin or random`},
+		{func(c *Config) { c.CacheMemory = 1 }, "cache-memory is 1 bytes; it must be between 64KiB and 4GiB"},
 		{func(c *Config) { c.DecodePolicy = "best" }, `unknown policy "best"`},
 		{func(c *Config) { c.HealthEvery = 0 }, "health-interval is 0s"},
 		{func(c *Config) { c.HealthFails = 0 }, "health-failures"},

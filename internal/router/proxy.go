@@ -45,6 +45,7 @@ type exchange struct {
 	scan   api.Scanned
 	items  int
 	batch  bool
+	wishes [2]wish
 	header http.Header // what both legs get
 
 	// Under mu: the machine and what its actions touch.
@@ -72,6 +73,7 @@ type exchange struct {
 type attempt struct {
 	n       int
 	workers [2]*worker
+	cost    [2]int64 // tokens booked on them
 	ctx     [2]context.Context
 	cancel  [2]context.CancelCauseFunc
 	header  http.Header
@@ -137,14 +139,14 @@ func (x *exchange) pick(now time.Duration) event {
 	if retry && !x.pair.last.free && !x.r.mayRetry() {
 		return event{kind: evNone}
 	}
-	got, err := x.r.table.pickPair(now, x.cost(), x.avoid)
+	got, cost, err := x.r.table.pickPair(now, &x.wishes, x.avoid)
 	if err != nil {
 		return event{kind: evNone, err: err}
 	}
 	if retry {
 		x.r.metrics.Retries.Inc()
 	}
-	x.cur = &attempt{n: x.pair.attempt + 1, workers: got}
+	x.cur = &attempt{n: x.pair.attempt + 1, workers: got, cost: cost}
 	return event{kind: evPicked, workers: [2]string{got[Prefill].name, got[Decode].name}}
 }
 
@@ -154,7 +156,7 @@ func (x *exchange) dropUntaken() {
 	if x.cur != nil && !x.cur.claimed {
 		x.cur.claimed = true
 		x.cur.cancel[Decode](errLegOver)
-		x.r.table.release(x.cur.workers[Decode], x.cost()[Decode])
+		x.r.table.release(x.cur.workers[Decode], x.cur.cost[Decode])
 		x.dropScoresLocked(x.cur)
 	}
 }
@@ -195,7 +197,7 @@ func (x *exchange) run() {
 	for a := x.take(); a != nil; a = x.take() {
 		x.decode(a)
 		a.cancel[Decode](errLegOver)
-		x.r.table.release(a.workers[Decode], x.cost()[Decode])
+		x.r.table.release(a.workers[Decode], a.cost[Decode])
 		x.dropScores(a)
 	}
 	x.timer.Stop()
@@ -228,7 +230,7 @@ var errLegOver = errors.New("the leg is over")
 func (x *exchange) prefill(a *attempt) {
 	w := a.workers[Prefill]
 	defer x.dropScores(a)
-	defer x.r.table.release(w, x.cost()[Prefill])
+	defer x.r.table.release(w, a.cost[Prefill])
 	defer a.cancel[Prefill](errLegOver)
 	resp, f := x.send(a, Prefill)
 	if f == nil {

@@ -55,6 +55,7 @@ func (x *exchange) open() *api.Error {
 	if x.items, x.batch, err = x.scan.Items(x.kind); err != nil {
 		return err
 	}
+	x.wishes = r.table.wish(x)
 	x.header = r.peerHeader(x.req)
 	if x.header["Idempotency-Key"] == nil {
 		// A worker may close a pooled connection as we write to it. A key without a
