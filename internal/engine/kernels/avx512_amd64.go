@@ -27,6 +27,81 @@ func packQ5_1512(dst *byte, src *byte, stride int, blocks int)
 //go:noescape
 func packQ8_0512(dst *byte, src *byte, stride int, blocks int)
 
+// directQ4_0x1 multiplies 16 rows, wStride bytes apart, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_0x1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ4_0x2 multiplies 16 rows, wStride bytes apart, by 2 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_0x2(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ4_0x4 multiplies 16 rows, wStride bytes apart, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_0x4(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ4_1x1 multiplies 16 rows, wStride bytes apart, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_1x1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ4_1x2 multiplies 16 rows, wStride bytes apart, by 2 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_1x2(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ4_1x4 multiplies 16 rows, wStride bytes apart, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ4_1x4(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_0x1 multiplies 16 rows, wStride bytes apart, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_0x1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_0x2 multiplies 16 rows, wStride bytes apart, by 2 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_0x2(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_0x4 multiplies 16 rows, wStride bytes apart, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_0x4(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_1x1 multiplies 16 rows, wStride bytes apart, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_1x1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_1x2 multiplies 16 rows, wStride bytes apart, by 2 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_1x2(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ5_1x4 multiplies 16 rows, wStride bytes apart, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ5_1x4(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ8_0x1 multiplies 16 rows, wStride bytes apart, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ8_0x1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ8_0x2 multiplies 16 rows, wStride bytes apart, by 2 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ8_0x2(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// directQ8_0x4 multiplies 16 rows, wStride bytes apart, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func directQ8_0x4(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
 // mulBias12 multiplies 16 packed rows by 12 vectors: y[c][0:16], stride bytes apart; groups of 4 vectors are group bytes apart.
 //
 //go:noescape

@@ -42,9 +42,19 @@ type int8Routines struct {
 
 // packRoutine packs so many blocks of 16 rows, which are stride bytes apart.
 type packRoutine struct {
-	run func(dst, src *byte, stride, blocks int)
-	min bool // the format has a minimum
+	run    func(dst, src *byte, stride, blocks int)
+	min    bool // the format has a minimum
+	direct [len(fews)]directRoutine
 }
+
+// directRoutine multiplies 16 rows as they lie in the file, wStride bytes
+// apart, by the first vectors of a group of four: y[v][0:16], stride bytes
+// apart.
+type directRoutine func(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// fews are the numbers of vectors that a directRoutine exists for, where the
+// path has them. With more, it pays to pack.
+var fews = [...]int{1, 2, 4}
 
 // mulRoutine multiplies 16 packed rows by some vectors: y[v][0:16], stride
 // bytes apart. Groups of four vectors are group bytes apart in x.
@@ -72,6 +82,10 @@ func (x *Input) record(t0, t1 int) {
 func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
 	r := x.path.int8
 	pack, rowBytes, blocks := r.pack[m.Type], m.Type.RowBytes(m.Cols), m.Cols/Block
+	if pack.direct[0] != nil && t1-t0 <= 4 {
+		m.mulDirect(y, stride, x, t0, t1, r0, r1, s)
+		return
+	}
 	mul := &r.bias
 	if pack.min {
 		mul = &r.min
@@ -79,12 +93,7 @@ func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 	w := bytesOf(s.packed[:blocks])
 	for ; r0 < r1; r0 += packRows {
 		rows := min(packRows, r1-r0)
-		src := m.data[r0*rowBytes : (r0+rows)*rowBytes]
-		if rows < packRows { // the rest of tail gives outputs that nobody looks at
-			copy(s.tail, src)
-			src = s.tail[:packRows*rowBytes]
-		}
-		pack.run(w, &src[0], rowBytes, blocks)
+		pack.run(w, m.sixteen(r0, rows, s), rowBytes, blocks)
 		for t := t0; t < t1; {
 			i := 0
 			for widths[i] > t1-t || t%4+widths[i] > max(widths[i], 4) {
@@ -106,6 +115,40 @@ func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 			t += n
 		}
 	}
+}
+
+// mulDirect is Mul with up to four vectors, which begin a group.
+func (m *Matrix) mulDirect(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
+	n, i, rowBytes, blocks := t1-t0, 0, m.Type.RowBytes(m.Cols), m.Cols/Block
+	for fews[i] < n {
+		i++
+	}
+	mul, in := x.path.int8.pack[m.Type].direct[i], bytesOf(x.records[t0/4*blocks:][:blocks])
+	for ; r0 < r1; r0 += packRows {
+		rows := min(packRows, r1-r0)
+		w := m.sixteen(r0, rows, s)
+		if rows == packRows && fews[i] == n {
+			out := y[t0*stride+r0 : (t1-1)*stride+r0+packRows]
+			mul(&out[0], 4*stride, w, rowBytes, in, blocks)
+			continue
+		}
+		mul(&s.out[0], 4*packRows, w, rowBytes, in, blocks)
+		for c := range n {
+			copy(y[(t0+c)*stride+r0:][:rows], s.out[c*packRows:])
+		}
+	}
+}
+
+// sixteen is where 16 rows from r0 on begin. Of a matrix's last ones, when they
+// are fewer, it is a copy, whose other rows give outputs that nobody looks at.
+func (m *Matrix) sixteen(r0, rows int, s *Scratch) *byte {
+	n := m.Type.RowBytes(m.Cols)
+	src := m.data[r0*n : (r0+rows)*n]
+	if rows < packRows {
+		copy(s.tail, src)
+		src = s.tail[:packRows*n]
+	}
+	return &src[0]
 }
 
 // bytesOf is where the bytes of a slice begin.

@@ -23,7 +23,11 @@ var avx512 = &path{
 	name: "avx512",
 	int8: &int8Routines{
 		pack: map[Type]packRoutine{
-			Q4_0: {packQ4_0512, false}, Q4_1: {packQ4_1512, true}, Q5_0: {packQ5_0512, false}, Q5_1: {packQ5_1512, true}, Q8_0: {packQ8_0512, false},
+			Q4_0: {packQ4_0512, false, [3]directRoutine{directQ4_0x1, directQ4_0x2, directQ4_0x4}},
+			Q4_1: {packQ4_1512, true, [3]directRoutine{directQ4_1x1, directQ4_1x2, directQ4_1x4}},
+			Q5_0: {packQ5_0512, false, [3]directRoutine{directQ5_0x1, directQ5_0x2, directQ5_0x4}},
+			Q5_1: {packQ5_1512, true, [3]directRoutine{directQ5_1x1, directQ5_1x2, directQ5_1x4}},
+			Q8_0: {packQ8_0512, false, [3]directRoutine{directQ8_0x1, directQ8_0x2, directQ8_0x4}},
 		},
 		bias:     [3]mulRoutine{mulBias12, mulBias4, mulBias1},
 		min:      [3]mulRoutine{mulMin12, mulMin4, mulMin1},
@@ -41,7 +45,7 @@ var avx2 = &path{
 	name: "avx2",
 	int8: &int8Routines{
 		pack: map[Type]packRoutine{
-			Q4_0: {packQ4_0256, false}, Q4_1: {packQ4_1256, true}, Q5_0: {packQ5_0256, false}, Q5_1: {packQ5_1256, true}, Q8_0: {packQ8_0256, false},
+			Q4_0: {run: packQ4_0256}, Q4_1: {run: packQ4_1256, min: true}, Q5_0: {run: packQ5_0256}, Q5_1: {run: packQ5_1256, min: true}, Q8_0: {run: packQ8_0256},
 		},
 		bias:     [3]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2},
 		min:      [3]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2},

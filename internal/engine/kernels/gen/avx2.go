@@ -64,7 +64,7 @@ func pack256(a *asm, f *blockForm) {
 				if f.fifths > 0 {
 					h = gather256(a, &r, index, f.fifths)
 				}
-				f.nibbles(a, quads256(a, &r, f.weights), h, to)
+				f.nibbles(a, quads256(a, &r, f.weights), h, func(g int, v reg.VecVirtual) { f.store(a, v, g, to) })
 			}
 			scales256(a, &r, index, at(dst, 512+32*rows8), f.min)
 			a.LEAQ(operand.Mem{Base: r.p[1], Index: stride, Scale: 4}, r.p[0])

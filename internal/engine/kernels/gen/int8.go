@@ -24,6 +24,11 @@ func avx512(a *asm) {
 	for i := range blockForms {
 		pack(a, &blockForms[i])
 	}
+	for i := range blockForms {
+		for _, cols := range []int{1, 2, 4} {
+			direct(a, &blockForms[i], cols)
+		}
+	}
 	for _, cols := range []int{12, 4, 1} {
 		mul(a, cols, false)
 		mul(a, cols, true)
@@ -37,22 +42,22 @@ func avx512(a *asm) {
 type rows struct {
 	p          [4]reg.GPVirtual // rows 0, 4, 8, 12
 	stride, s3 reg.GPVirtual
-	index      reg.VecVirtual // offsets of all rows from row 0
+	lane       [3]reg.OpmaskVirtual // lanes 1, 2, 3
 }
 
-func newRows(a *asm) rows {
-	var r rows
-	r.p[0] = a.param("src")
-	r.stride = a.param("stride")
-	r.s3 = a.GP64()
-	a.LEAQ(operand.Mem{Base: r.stride, Index: r.stride, Scale: 2}, r.s3)
+func newRows(a *asm, src, stride reg.GPVirtual) rows {
+	r := rows{stride: stride, s3: a.triple(stride)}
+	r.p[0] = src
 	for i := 1; i < 4; i++ {
 		r.p[i] = a.GP64()
 		a.LEAQ(operand.Mem{Base: r.p[i-1], Index: r.stride, Scale: 4}, r.p[i])
 	}
-	r.index = a.ZMM()
-	a.VPBROADCASTD(r.stride.As32(), r.index)
-	a.VPMULLD(a.iota(), r.index, r.index)
+	for i := range r.lane {
+		bit := a.GP32()
+		r.lane[i] = a.K()
+		a.MOVL(operand.U32(2<<i), bit)
+		a.KMOVW(bit, r.lane[i])
+	}
 	return r
 }
 
@@ -74,6 +79,15 @@ func (r *rows) next(a *asm, bytes int) {
 	for _, p := range r.p {
 		a.ADDQ(operand.I32(bytes), p)
 	}
+}
+
+// ahead is where the next 16 rows begin.
+func (r *rows) ahead(a *asm) reg.GPVirtual {
+	p := a.GP64()
+	a.MOVQ(r.stride, p)
+	a.SHLQ(operand.U8(4), p)
+	a.ADDQ(r.p[0], p)
+	return p
 }
 
 // quads loads 16 bytes of each row, and gives four registers: register g has
@@ -98,21 +112,39 @@ func (r *rows) quads(a *asm, disp int) []reg.VecVirtual {
 	return out
 }
 
-// scales gathers the four bytes at the begin of each row's block: d, and m
-// where the format has it.
-func (r *rows) scales(a *asm, dst reg.Register, min bool) {
-	k, v, w := a.K(), a.ZMM(), a.ZMM()
-	a.KXNORW(k, k, k)
-	a.VPGATHERDD(operand.Mem{Base: r.p[0], Index: r.index, Scale: 1}, k, v)
-	a.VPMOVDW(v, w.AsY())
-	a.VCVTPH2PS(w.AsY(), w)
-	a.VMOVUPS(w, at(dst, 512))
+// words loads four bytes of each row, one row a lane. A gather would cost three
+// times as much: it is one of the instructions that processors were made slow
+// in, to keep secrets.
+func (r *rows) words(a *asm, disp int) reg.VecVirtual {
+	v := a.ZMM()
+	for l := range r.p {
+		four := a.XMM()
+		if l == 0 {
+			four = v.AsX().(reg.VecVirtual)
+		}
+		a.VPBROADCASTD(r.row(l, 0, disp), four)
+		for j, k := range r.lane {
+			a.VPBROADCASTD(r.row(l, j+1, disp), k, four)
+		}
+		if l > 0 {
+			a.VINSERTI32X4(operand.U8(l), four, v, v)
+		}
+	}
+	return v
+}
+
+// scales are d, and m where the format has it, of each row's block.
+func (r *rows) scales(a *asm, min bool) (d, m reg.VecVirtual) {
+	v := r.words(a, 0)
+	d, m = a.ZMM(), a.ZMM()
+	a.VPMOVDW(v, d.AsY())
+	a.VCVTPH2PS(d.AsY(), d)
 	if min {
 		a.VPSRLD(operand.U8(16), v, v)
-		a.VPMOVDW(v, w.AsY())
-		a.VCVTPH2PS(w.AsY(), w)
-		a.VMOVUPS(w, at(dst, 576))
+		a.VPMOVDW(v, m.AsY())
+		a.VCVTPH2PS(m.AsY(), m)
 	}
+	return d, m
 }
 
 const packSignature = "func(dst, src *byte, stride, blocks int)"
@@ -138,36 +170,136 @@ var blockForms = []blockForm{
 	{name: "Q8_0", bytes: 34, weights: 2, add: 128, wide: true},
 }
 
+// prefetch asks for a block's share of the next 16 rows, which memory delivers
+// while these are computed: sixteen streams are more than a processor foresees.
+func (f *blockForm) prefetch(a *asm, ahead reg.GPVirtual) {
+	for line := 0; line < 16*f.bytes; line += 64 {
+		a.PREFETCHT0(at(ahead, line))
+	}
+	a.ADDQ(operand.I32(16*f.bytes), ahead)
+}
+
+// lack is what unpacked weights have more than those of the file, where there
+// is no minimum.
+func (f *blockForm) lack() int {
+	if f.wide || f.min {
+		return 0
+	}
+	return 128 - int(f.add)
+}
+
 func pack(a *asm, f *blockForm) {
 	a.function(a.name("pack"+f.name), packSignature, a.name("pack"+f.name)+" packs 16 rows, stride bytes apart, of so many blocks.")
-	dst, r, n := a.param("dst"), newRows(a), a.param("blocks")
+	dst, r, n := a.param("dst"), newRows(a, a.param("src"), a.param("stride")), a.param("blocks")
+	ahead := r.ahead(a)
 	a.loop("block", n, func() {
-		if f.wide {
-			for half := range 2 {
-				for g, v := range r.quads(a, f.weights+16*half) {
-					f.store(a, v, 4*half+g, at(dst, 0))
-				}
-			}
-		} else {
-			var h reg.VecVirtual
-			if f.fifths > 0 {
-				k := a.K()
-				h = a.ZMM()
-				a.KXNORW(k, k, k)
-				a.VPGATHERDD(operand.Mem{Base: r.p[0], Index: r.index, Scale: 1, Disp: f.fifths}, k, h)
-			}
-			f.nibbles(a, r.quads(a, f.weights), h, at(dst, 0))
+		f.prefetch(a, ahead)
+		f.unpack(a, &r, func(g int, v reg.VecVirtual) { f.store(a, v, g, at(dst, 0)) })
+		d, m := r.scales(a, f.min)
+		a.VMOVUPS(d, at(dst, 512))
+		if f.min {
+			a.VMOVUPS(m, at(dst, 576))
 		}
-		r.scales(a, dst, f.min)
 		r.next(a, f.bytes)
 		a.ADDQ(operand.I32(packedBytes), dst)
 	})
 	a.done()
 }
 
-// nibbles stores the weights of four words of nibbles a row: low ones are
+// unpack gives the words of the current block of 16 rows to use: weights as
+// they are in the file.
+func (f *blockForm) unpack(a *asm, r *rows, use func(g int, v reg.VecVirtual)) {
+	if f.wide {
+		for half := range 2 {
+			for g, v := range r.quads(a, f.weights+16*half) {
+				use(4*half+g, v)
+			}
+		}
+		return
+	}
+	var h reg.VecVirtual
+	if f.fifths > 0 {
+		h = r.words(a, f.fifths)
+	}
+	f.nibbles(a, r.quads(a, f.weights), h, use)
+}
+
+// direct is 16 rows times cols vectors of one group of four, over all blocks,
+// straight from the file: for so few vectors, writing packed blocks and reading
+// them again would cost more than the products.
+func direct(a *asm, f *blockForm, cols int) {
+	name := fmt.Sprintf("direct%sx%d", f.name, cols)
+	a.function(name, "func(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)",
+		fmt.Sprintf("%s multiplies 16 rows, wStride bytes apart, by %d vectors: y[c][0:16], stride bytes apart.", name, cols))
+	x, n, r := a.param("x"), a.param("blocks"), newRows(a, a.param("w"), a.param("wStride"))
+	ahead := r.ahead(a)
+	sum, chains := a.zmms(cols), 1
+	for _, s := range sum {
+		a.VPXORD(s, s, s)
+	}
+	if cols < 4 {
+		chains = 2 // sums of integers, to be added: one would have to wait for itself
+	}
+	a.loop("block", n, func() {
+		f.prefetch(a, ahead)
+		acc := a.zmms(cols * chains)
+		for i, v := range acc {
+			a.VPXORD(v, v, v)
+			if i < cols && !f.min {
+				a.VPBROADCASTD(at(x, offBias+4*i), v)
+				switch f.lack() {
+				case 8:
+					a.VPSRAD(operand.U8(4), v, v)
+				case 16:
+					a.VPSRAD(operand.U8(3), v, v)
+				}
+			}
+		}
+		f.unpack(a, &r, func(g int, v reg.VecVirtual) {
+			if f.wide {
+				a.VPADDB(a.constant(uint32(f.add)*0x01010101), v, v)
+			}
+			for c := range cols {
+				a.vpdpbusd(at(x, 16*g+4*c), v, acc[g%chains*cols+c])
+			}
+		})
+		for i := cols; i < len(acc); i++ {
+			a.VPADDD(acc[i], acc[i-cols], acc[i-cols])
+		}
+		d, m := r.scales(a, f.min)
+		a.addBlock(sum, acc[:cols], d, m, f.min, func(c, disp int) operand.Mem { return at(x, disp+4*c) })
+		r.next(a, f.bytes)
+		a.ADDQ(operand.I32(recordBytes), x)
+	})
+	y, stride := a.param("y"), a.param("stride")
+	for c, s := range sum {
+		a.VMOVUPS(s, at(y, 0))
+		if c < cols-1 {
+			a.ADDQ(stride, y)
+		}
+	}
+	a.done()
+}
+
+// addBlock adds a block's sums to those of 16 rows and some vectors. d and m
+// are the rows'; of finds the numbers of a vector.
+func (a *asm) addBlock(sum, isum []reg.VecVirtual, d, m reg.VecVirtual, min bool, of func(c, disp int) operand.Mem) {
+	t, u := a.ZMM(), a.ZMM()
+	for c, v := range isum {
+		a.VCVTDQ2PS(v, v)
+		a.VMULPS_BCST(of(c, offScale), d, t)
+		a.VMULPS(t, v, v)
+		if min {
+			a.VMULPS_BCST(of(c, offSum), m, u)
+			a.VADDPS(u, v, v)
+		}
+		a.VADDPS(v, sum[c], sum[c])
+	}
+}
+
+// nibbles gives the weights of four words of nibbles a row to use: low ones are
 // weights 0 to 15. h is the fifth bits of each row.
-func (f *blockForm) nibbles(a *asm, v []reg.VecVirtual, h reg.VecVirtual, to operand.Mem) {
+func (f *blockForm) nibbles(a *asm, v []reg.VecVirtual, h reg.VecVirtual, use func(g int, v reg.VecVirtual)) {
 	var up reg.VecVirtual
 	if h != nil {
 		up = a.vec() // a byte's first four bits in place of its last
@@ -188,7 +320,7 @@ func (f *blockForm) nibbles(a *asm, v []reg.VecVirtual, h reg.VecVirtual, to ope
 				a.VPMINUB(a.constant(0x10101010), bits, bits)
 				a.VPADDB(bits, w, w)
 			}
-			f.store(a, w, g+4*i, to)
+			use(g+4*i, w)
 		}
 	}
 }
@@ -249,21 +381,12 @@ func mul(a *asm, cols int, min bool) {
 				a.vpdpbusd(of(c, 16*g), q, v)
 			}
 		}
-		d, m, t, u := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM()
+		d, m := a.ZMM(), a.ZMM()
 		a.VMOVUPS(at(w, 512), d)
 		if min {
 			a.VMOVUPS(at(w, 576), m)
 		}
-		for c, v := range acc {
-			a.VCVTDQ2PS(v, v)
-			a.VMULPS_BCST(of(c, offScale), d, t)
-			a.VMULPS(t, v, v)
-			if min {
-				a.VMULPS_BCST(of(c, offSum), m, u)
-				a.VADDPS(u, v, v)
-			}
-			a.VADDPS(v, sum[c], sum[c])
-		}
+		a.addBlock(sum, acc, d, m, min, of)
 		for _, p := range x {
 			a.ADDQ(operand.I32(recordBytes), p)
 		}
