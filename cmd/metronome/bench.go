@@ -14,7 +14,9 @@ import (
 )
 
 type benchCmd struct {
-	Engine benchEngineCmd `cmd:"" help:"Tokens a second of the engine, beside what the machine could do."`
+	Engine   benchEngineCmd   `cmd:"" help:"Tokens a second of the engine, beside what the machine could do."`
+	Transfer benchTransferCmd `cmd:"" help:"GB a second of KV transfer, beside a bare socket and memory."`
+	Loop     benchLoopCmd     `cmd:"" help:"Cost of a turn of the decode core, by length of its queue."`
 }
 
 type benchEngineCmd struct {
@@ -84,13 +86,65 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	}
 	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
 	r, err := b.Run(ctx)
-	if unfit := (*bench.UnfitError)(nil); errors.As(err, &unfit) {
-		return usageError{err}
-	} else if err != nil {
-		return err
+	if err != nil {
+		return unfit(err)
 	}
 	if c.JSON {
 		return r.JSON(os.Stdout)
 	}
 	return r.Text(os.Stdout)
+}
+
+type benchTransferCmd struct {
+	Extent Size   `help:"Bytes of one page in one layer." default:"16KiB"`
+	Size   Size   `help:"Bytes of one prompt's KV." default:"64MiB"`
+	Rounds int    `help:"How often each is measured, one after the other; medians are reported." default:"15"`
+	JSON   bool   `help:"Print the result as one JSON object." name:"json"`
+	Config string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Run measures KV transfer over loopback.
+func (c *benchTransferCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
+	r, err := (&bench.Transfer{Extent: int64(c.Extent), Size: int64(c.Size), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
+	if err != nil {
+		return unfit(err)
+	}
+	if c.JSON {
+		return r.JSON(os.Stdout)
+	}
+	return r.Text(os.Stdout)
+}
+
+type benchLoopCmd struct {
+	Running int    `help:"Sequences of each batch." default:"64"`
+	Waiting Counts `help:"Lengths of the queue: requests that wait for prefills that hang; none is an empty queue alone." default:"64,512,4096"`
+	Rounds  int    `help:"How often each is measured, one after the other; medians are reported." default:"9"`
+	JSON    bool   `help:"Print the result as one JSON object." name:"json"`
+	Config  string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Run measures the decode core.
+func (c *benchLoopCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
+	r, err := (&bench.Loop{Running: c.Running, Waiting: append([]int{0}, c.Waiting...), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
+	if err != nil {
+		return unfit(err)
+	}
+	if c.JSON {
+		return r.JSON(os.Stdout)
+	}
+	return r.Text(os.Stdout)
+}
+
+// unfit makes what was asked and cannot be measured the caller's mistake.
+func unfit(err error) error {
+	if errors.As(err, new(*bench.UnfitError)) {
+		return usageError{err}
+	}
+	return err
 }

@@ -236,20 +236,23 @@ func unit(f *kong.Flag) string {
 
 // examples end each command's help.
 var examples = map[string][2]string{
-	"bench":        {"metronome bench engine tiny", "metronome bench engine --help"},
-	"bench engine": {"metronome bench engine tiny --rounds 3", "metronome bench engine model.gguf --threads 1 --prefill 512 --decode 1,16 --json"},
-	"sim":          {"metronome sim --hours 1", "metronome sim --replay failure.json"},
-	"up":           {"metronome up", "metronome up model.gguf --prefill 2 --decode 2 --port 8080"},
-	"serve":        {"metronome serve tiny", "metronome serve model.gguf --listen 127.0.0.1:9000 --threads 4"},
-	"router":       {"metronome router --prefill http://10.0.0.1:30000,8998 --decode http://10.0.0.2:30100", "metronome router --policy least_load --prefill http://127.0.0.1:30000 --decode http://127.0.0.1:30100"},
-	"prefill":      {"metronome prefill tiny", "metronome prefill model.gguf --listen 10.0.0.1:30000 --bootstrap-listen 10.0.0.1:8998 --kv-listen 10.0.0.1:0 --token-file token"},
-	"decode":       {"metronome decode tiny", "metronome decode model.gguf --listen 10.0.0.2:30100 --on-mismatch reject --token-file token"},
-	"registry":     {"metronome registry", "metronome registry --listen 10.0.0.1:8998 --token-file token"},
-	"pull":         {"metronome pull smollm2", "metronome pull smollm2 --index https://mirror.example/simple/"},
-	"models":       {"metronome models", "metronome models ~/models other.gguf --json"},
-	"config":       {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
-	"version":      {"metronome version", "metronome version --verbose"},
-	"":             {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},
+	"bench":          {"metronome bench engine tiny", "metronome bench engine --help"},
+	"bench engine":   {"metronome bench engine tiny --rounds 3", "metronome bench engine model.gguf --threads 1 --prefill 512 --decode 1,16 --json"},
+	"bench transfer": {"metronome bench transfer", "metronome bench transfer --extent 64KiB --size 256MiB --rounds 31 --json"},
+	"bench loop":     {"metronome bench loop", "metronome bench loop --running 16 --waiting 1000,4096 --json"},
+
+	"sim":      {"metronome sim --hours 1", "metronome sim --replay failure.json"},
+	"up":       {"metronome up", "metronome up model.gguf --prefill 2 --decode 2 --port 8080"},
+	"serve":    {"metronome serve tiny", "metronome serve model.gguf --listen 127.0.0.1:9000 --threads 4"},
+	"router":   {"metronome router --prefill http://10.0.0.1:30000,8998 --decode http://10.0.0.2:30100", "metronome router --policy least_load --prefill http://127.0.0.1:30000 --decode http://127.0.0.1:30100"},
+	"prefill":  {"metronome prefill tiny", "metronome prefill model.gguf --listen 10.0.0.1:30000 --bootstrap-listen 10.0.0.1:8998 --kv-listen 10.0.0.1:0 --token-file token"},
+	"decode":   {"metronome decode tiny", "metronome decode model.gguf --listen 10.0.0.2:30100 --on-mismatch reject --token-file token"},
+	"registry": {"metronome registry", "metronome registry --listen 10.0.0.1:8998 --token-file token"},
+	"pull":     {"metronome pull smollm2", "metronome pull smollm2 --index https://mirror.example/simple/"},
+	"models":   {"metronome models", "metronome models ~/models other.gguf --json"},
+	"config":   {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
+	"version":  {"metronome version", "metronome version --verbose"},
+	"":         {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},
 
 	"blocking-decode": {"metronome blocking-decode sim --engine=sim", "metronome blocking-decode tiny --listen 127.0.0.1:30101"},
 }

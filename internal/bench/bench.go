@@ -9,8 +9,10 @@
 package bench
 
 import (
+	"maps"
 	"math"
 	"slices"
+	"strconv"
 )
 
 // UnfitError is what was asked and cannot be measured.
@@ -41,3 +43,22 @@ func tidy(x float64) float64 {
 	inverse := math.Round(1 / unit)
 	return math.Round(x*inverse) / inverse
 }
+
+func rates(rounds map[int][]float64) map[int]Rate {
+	all := map[int]Rate{}
+	for n, x := range rounds {
+		all[n] = rate(x)
+	}
+	return all
+}
+
+// medians are what JSON gives, by size.
+func medians(rates map[int]Rate) map[string]float64 {
+	m := map[string]float64{}
+	for n, x := range rates {
+		m[strconv.Itoa(n)] = tidy(x.Median)
+	}
+	return m
+}
+
+func sizes(rates map[int]Rate) []int { return slices.Sorted(maps.Keys(rates)) }

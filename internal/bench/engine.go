@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -103,14 +102,6 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(ops).Median}}
 	b.work(rep, r.eng.Geometry())
 	return rep, nil
-}
-
-func rates(rounds map[int][]float64) map[int]Rate {
-	all := map[int]Rate{}
-	for n, x := range rounds {
-		all[n] = rate(x)
-	}
-	return all
 }
 
 // rig makes the engine: pages for the longest prompt, and behind them those of
@@ -225,13 +216,6 @@ func (b *Engine) work(rep *EngineReport, geo kv.Geometry) {
 
 // JSON is one object: tokens a second by size, and more beside.
 func (r *EngineReport) JSON(w io.Writer) error {
-	medians := func(rates map[int]Rate) map[string]float64 {
-		m := map[string]float64{}
-		for n, x := range rates {
-			m[strconv.Itoa(n)] = tidy(x.Median)
-		}
-		return m
-	}
 	spread := func(rates map[int]Rate) map[string][2]float64 {
 		m := map[string][2]float64{}
 		for n, x := range rates {
@@ -277,13 +261,4 @@ func (r *EngineReport) Text(w io.Writer) error {
 			100*r.batches[n]*x.Median/float64(n)/1e9/m.Stream)
 	}
 	return t.Flush()
-}
-
-func sizes(rates map[int]Rate) []int {
-	var all []int
-	for n := range rates {
-		all = append(all, n)
-	}
-	slices.Sort(all)
-	return all
 }

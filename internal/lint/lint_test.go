@@ -41,7 +41,7 @@ var arrows = map[string][]string{
 		"internal/bootstrap", "internal/api", "internal/metric"},
 	"internal/sim": {"internal/sched", "internal/sched/oracle", "internal/kv", "internal/engine", "internal/transfer", "internal/router",
 		"internal/bootstrap", "internal/metric"},
-	"internal/bench": {"internal/engine", "internal/kv", "internal/model"},
+	"internal/bench": {"internal/engine", "internal/kv", "internal/model", "internal/sched", "internal/transfer"},
 	"internal/chaos": {"internal/api", "internal/metric", "internal/sched", "internal/bootstrap"},
 }
 
