@@ -3,6 +3,8 @@ package api
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"net"
+	"net/http"
 	"strings"
 	"sync/atomic"
 )
@@ -96,4 +98,17 @@ func (t Tokens) Authorize(header string) *Error {
 		return Errorf(Forbidden, "the bearer token is not one of this server's")
 	}
 	return nil
+}
+
+// AuthorizeDebug judges a caller of a debug page: those on this machine are let
+// in, others with a token only.
+func (t Tokens) AuthorizeDebug(r *http.Request) *Error {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	if t.Empty() {
+		return Errorf(Forbidden, "this page is for callers on its own machine, or with a token (--token-file)")
+	}
+	return t.Authorize(r.Header.Get("Authorization"))
 }

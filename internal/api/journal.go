@@ -13,6 +13,14 @@ import (
 // journal that it took up, "0" for a new stream. Clients' own are removed.
 const JournalHeader = "X-Metronome-Journal"
 
+// TimelineHeader is how a router asks a worker for what it knows of a request
+// at its end, and where the worker says it: in the head of a whole answer or an
+// error, after a stream as a trailer. A JSON object of at most MaxTimeline bytes.
+const TimelineHeader = "X-Metronome-Timeline"
+
+// MaxTimeline bounds the value of TimelineHeader that is looked at.
+const MaxTimeline = 4 << 10
+
 // JournalField is the field of a request's body by which a router hands a
 // journal to the worker that is to go on with the stream.
 const JournalField = "metronome_journal"

@@ -359,23 +359,16 @@ func newID() string {
 // any token are for callers on this machine only.
 func (r *Router) guard(h http.HandlerFunc, debug bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		if err := r.cfg.Tokens.Authorize(req.Header.Get("Authorization")); err != nil {
-			if !debug || !fromLoopback(req) {
-				api.WriteError(w, err)
-				return
-			}
-		} else if debug && r.cfg.Tokens.Empty() && !fromLoopback(req) {
-			api.WriteError(w, api.Errorf(api.Forbidden, "this page is for callers on the router's own machine, or with a token (--token-file)"))
+		err := r.cfg.Tokens.Authorize(req.Header.Get("Authorization"))
+		if debug {
+			err = r.cfg.Tokens.AuthorizeDebug(req)
+		}
+		if err != nil {
+			api.WriteError(w, err)
 			return
 		}
 		h(w, req)
 	}
-}
-
-func fromLoopback(req *http.Request) bool {
-	host, _, err := net.SplitHostPort(req.RemoteAddr)
-	ip := net.ParseIP(host)
-	return err == nil && ip != nil && ip.IsLoopback()
 }
 
 // ready answers /readyz and /health: a usable prefill and a usable decode, and

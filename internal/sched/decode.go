@@ -55,6 +55,7 @@ type decodeReq struct {
 	silent   time.Duration // Transfer: when silence about the grant has lasted too long
 	late     bool          // the deadline has been armed again (rule 20)
 	timer    timer[*decodeReq]
+	times    Times
 
 	links   []LinkID
 	granted bool // it was granted once: P does not wait for its room any more
@@ -246,6 +247,7 @@ func (d *Decode) verdict(r *decodeReq, v Verdict) {
 	switch v.Kind {
 	case Linked:
 		r.links = append(r.links[:0], v.Links...)
+		passed(&r.times.Linked, d.now)
 		if r.phase == Pending {
 			d.becomePreallocate(r)
 		}
@@ -489,6 +491,7 @@ func (d *Decode) open(r *decodeReq) {
 		g.Recompute, g.Index = r.tokens, r.output()
 	}
 	r.granted = true
+	passed(&r.times.Granted, d.now)
 	d.ready.Grants = append(d.ready.Grants, g)
 	d.peers.Granted(d.now, r.id)
 	d.heard(r)
@@ -567,7 +570,7 @@ func (d *Decode) end(r *decodeReq, why Reason, e *Error, completion int) {
 	}
 	d.yield(r)
 	d.forget(r)
-	d.ready.Finishes = append(d.ready.Finishes, Finish{Req: r.id, Reason: why, Err: e, Completion: completion})
+	d.ready.Finishes = append(d.ready.Finishes, Finish{Req: r.id, Reason: why, Err: e, Completion: completion, Times: r.times})
 }
 
 // forget closes the record of r.

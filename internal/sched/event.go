@@ -158,4 +158,11 @@ type Finish struct {
 	Err    *Error // set when Reason is Failed
 	// Completion is the number of output tokens that count.
 	Completion int
+	Times      Times
+}
+
+// Times are when a request first got so far in its core; 0: it did not.
+type Times struct {
+	Linked  time.Duration // decode: every link to its prefill is up
+	Granted time.Duration // decode has opened pages for it
 }

@@ -63,6 +63,7 @@ type prefillReq struct {
 	cached   int // tokens of the prefix hit
 	computed int // tokens whose rows are final
 	row      int // in the outstanding batch, or -1
+	times    Times
 }
 
 func (r *prefillReq) order() uint64 { return r.arrival }
@@ -334,6 +335,7 @@ func (p *Prefill) granted(r *prefillReq, g *RoomGranted) {
 		return
 	}
 	r.granted, r.key, r.bootstrap = true, g.Key, Never
+	passed(&r.times.Granted, p.now)
 	p.stuck = stuck[*prefillReq]{} // what it could not have, it may take from others now
 	p.keys[g.Key] = r
 	p.arm(r)
@@ -432,7 +434,7 @@ func (p *Prefill) finish(r *prefillReq, why Reason, e *Error) {
 	if e != nil {
 		p.parking.bury(r.room, p.now, e)
 	}
-	p.ready.Finishes = append(p.ready.Finishes, Finish{Req: r.id, Reason: why, Err: e, Completion: done})
+	p.ready.Finishes = append(p.ready.Finishes, Finish{Req: r.id, Reason: why, Err: e, Completion: done, Times: r.times})
 }
 
 // forget closes the record of r.

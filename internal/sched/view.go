@@ -2,6 +2,8 @@
 
 package sched
 
+import "time"
+
 // What a driver shows to people and metrics of its core.
 
 // Len is how many requests are in the phase.
@@ -13,6 +15,14 @@ func (d *Decode) Phase(id ReqID) Phase {
 		return r.phase
 	}
 	return 0
+}
+
+// Times of an open request.
+func (d *Decode) Times(id ReqID) (t Times) {
+	if r := d.reqs[id]; r != nil {
+		t = r.times
+	}
+	return t
 }
 
 // PeerStats counts what the core's peers have done. Not with Serve.
@@ -30,4 +40,19 @@ func (p *Prefill) Phase(id ReqID) Phase {
 		return r.phase
 	}
 	return 0
+}
+
+// Times of an open request.
+func (p *Prefill) Times(id ReqID) (t Times) {
+	if r := p.reqs[id]; r != nil {
+		t = r.times
+	}
+	return t
+}
+
+// passed notes the first time that something was so.
+func passed(at *time.Duration, now time.Duration) {
+	if *at == 0 {
+		*at = max(now, 1)
+	}
 }

@@ -115,6 +115,9 @@ type Quiesced struct{ Grant uint64 }
 // second for each grant.
 type GrantHeard struct{ Grant uint64 }
 
+// Begun: the first DATA of the grant is coming in.
+type Begun struct{ Grant uint64 }
+
 // LinkHeard: a frame arrived on the link; at most one in 250 ms for each link.
 type LinkHeard struct{ Link uint64 }
 
@@ -128,6 +131,7 @@ func (*Landed) event()     {}
 func (*Failed) event()     {}
 func (*Quiesced) event()   {}
 func (*GrantHeard) event() {}
+func (*Begun) event()      {}
 func (*LinkHeard) event()  {}
 func (*LinkEnded) event()  {}
 
@@ -168,6 +172,9 @@ type Closed struct {
 	Cause *Cause
 }
 
+// Sent: the last DATA of the request has been written.
+type Sent struct{ Req uint64 }
+
 // Received: D has everything and said so on every link.
 type Received struct{ Req uint64 }
 
@@ -183,6 +190,7 @@ type SendQuiesced struct{ Req uint64 }
 
 func (*Granted) senderEvent()      {}
 func (*Closed) senderEvent()       {}
+func (*Sent) senderEvent()         {}
 func (*Received) senderEvent()     {}
 func (*SendFailed) senderEvent()   {}
 func (*SendQuiesced) senderEvent() {}

@@ -555,6 +555,11 @@ func (m *stream) commit(f *frame) {
 	}
 }
 
+// sent tells whether all DATA of a room has gone out.
+func (r *room) sent() bool {
+	return !slices.ContainsFunc(r.streams, func(s *stream) bool { return s.left > 0 })
+}
+
 // done: the DATA frame has been written, or the link has failed.
 func (t *rooms) done(o *outlet) {
 	s := o.begun
@@ -562,7 +567,9 @@ func (t *rooms) done(o *outlet) {
 		return
 	}
 	o.begun = nil
-	s.begun--
+	if s.begun--; s.begun == 0 && s.room != nil && s.room.sent() {
+		t.events = append(t.events, &Sent{s.req})
+	}
 	t.quiesce(s)
 }
 

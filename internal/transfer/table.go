@@ -55,6 +55,7 @@ type grant struct {
 	first   *First
 	opened  time.Duration
 	heard   time.Duration
+	begun   bool // DATA has come
 	over    bool
 	writers int
 }
@@ -197,6 +198,10 @@ func (t *table) begin(now time.Duration, l *lane, h *head) (*part, error) {
 	}
 	l.writes = p.g
 	p.g.writers++
+	if !p.g.begun {
+		p.g.begun = true
+		t.events = append(t.events, &Begun{h.grant})
+	}
 	t.hear(now, p.g)
 	return p, nil
 }

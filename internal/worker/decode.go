@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/sched"
 	"github.com/metronome-serve/metronome/internal/transfer"
 )
@@ -106,6 +107,7 @@ func (d *decodeSide) grant(g *sched.Grant) {
 	}
 	if g.Recompute != nil {
 		d.loop.metrics.Preemptions.Inc()
+		q.preempted++
 		spec.Recompute, spec.Index = slices.Clone(g.Recompute), q.said()+g.Index
 		spec.Sampling = encodeSampling(&q.sampling)
 	}
@@ -117,6 +119,7 @@ func (d *decodeSide) grant(g *sched.Grant) {
 func (d *decodeSide) landed(now time.Duration, m *landed) {
 	if q := d.grants[m.grant]; q != nil {
 		delete(d.grants, m.grant)
+		q.mark(metric.LastPage, now)
 		q.first = firstOutput(&m.first)
 		if q.emitted == 0 {
 			q.cached = m.first.Cached
@@ -128,10 +131,20 @@ func (d *decodeSide) landed(now time.Duration, m *landed) {
 	d.core.Step(now, &sched.PagesLanded{Grant: m.grant, First: m.first.Token, Cached: m.first.Cached})
 }
 
+// pageBegun: the first page of a grant is coming in.
+type pageBegun struct{ grant sched.GrantID }
+
+func (d *decodeSide) pageBegun(now time.Duration, m *pageBegun) {
+	if q := d.grants[m.grant]; q != nil {
+		q.mark(metric.FirstPage, now)
+	}
+}
+
 // preempt (serve) sends a running request back to the prefill core.
 func (d *decodeSide) preempt(now time.Duration, p *sched.Preempt) {
 	q := d.loop.open[p.Req]
 	d.loop.metrics.Preemptions.Inc()
+	q.preempted++
 	d.loop.prefill.core.Step(now, &sched.SubmitPrefill{
 		Req: p.Req, Prompt: p.Tokens, Room: -1, MaxTokens: q.job.MaxTokens - p.Index, Index: p.Index, MaxHit: len(p.Tokens) - 1, Deadline: q.deadline,
 	})
@@ -196,6 +209,8 @@ func (d *decodeSide) events(ev transfer.Event) {
 		in.push(&sched.TransferQuiesced{Grant: sched.GrantID(ev.Grant)})
 	case *transfer.GrantHeard:
 		in.push(&sched.GrantHeard{Grant: sched.GrantID(ev.Grant)})
+	case *transfer.Begun:
+		in.push(&pageBegun{sched.GrantID(ev.Grant)})
 	case *transfer.LinkHeard:
 		in.push(&sched.LinkHeard{Link: sched.LinkID(ev.Link)})
 	case *transfer.LinkEnded:

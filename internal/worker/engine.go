@@ -28,6 +28,8 @@ type pass struct {
 	rows  []sched.BatchRow // the core's, for LayerDone
 	done  sched.BatchDone
 	out   bool // it is with the engine; kept by the loop
+
+	layered time.Duration // prefill: when its first layer was computed
 }
 
 func newBatcher(eng engine.Engine, out *inbox) *batcher {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/metric"
 )
 
 // Limits of the HTTP side.
@@ -42,6 +43,8 @@ type httpSide struct {
 
 	mu   sync.Mutex // held for a look at the table only
 	jobs map[*Job]struct{}
+
+	ended *metric.Ring[metric.Report]
 }
 
 // servedName is the model's name in answers: --served-name, or what the file is called.
@@ -55,7 +58,7 @@ func (c *Config) servedName() string {
 // newFront is the HTTP side of a worker.
 func newFront(w *Worker) (http.Handler, error) {
 	h := &httpSide{w: w, cfg: *w.Config(), tokens: w.cfg.Tokens, context: w.cfg.Context, poolTokens: w.PoolTokens(),
-		name: w.cfg.servedName(), started: time.Now(), jobs: map[*Job]struct{}{}}
+		name: w.cfg.servedName(), started: time.Now(), jobs: map[*Job]struct{}{}, ended: metric.NewRing[metric.Report](metric.Kept)}
 	if f := w.Model(); f != nil {
 		text, err := newModelText(f)
 		if err != nil {
@@ -119,15 +122,23 @@ func (h *httpSide) guard(next http.Handler) http.Handler {
 			id = rand.Text()
 		}
 		w.Header().Set("X-Request-Id", id)
-		if !open[r.URL.Path] {
-			if err := h.tokens.Authorize(r.Header.Get("Authorization")); err != nil {
-				api.WriteError(w, err)
-				return
-			}
+		if err := h.authorize(r); err != nil {
+			api.WriteError(w, err)
+			return
 		}
 		r.Header.Set("X-Request-Id", id)
 		next.ServeHTTP(w, r)
 	})
+}
+
+func (h *httpSide) authorize(r *http.Request) *api.Error {
+	switch {
+	case open[r.URL.Path]:
+		return nil
+	case strings.HasPrefix(r.URL.Path, "/debug/"):
+		return h.tokens.AuthorizeDebug(r)
+	}
+	return h.tokens.Authorize(r.Header.Get("Authorization"))
 }
 
 func validRequestID(id string) bool {
@@ -182,13 +193,16 @@ func (h *httpSide) deadline(r *http.Request) (time.Time, *api.Error) {
 // generation is the handler of the three paths that make tokens.
 func (h *httpSide) generation(parse func([]byte) (*api.Request, *api.Error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if err := h.generate(w, r, parse); err != nil {
+		e := h.enter(w, r)
+		defer e.close()
+		if err := h.generate(w, r, parse, e); err != nil {
+			e.settle(err)
 			api.WriteError(w, err)
 		}
 	}
 }
 
-func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([]byte) (*api.Request, *api.Error)) *api.Error {
+func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([]byte) (*api.Request, *api.Error), e *entry) *api.Error {
 	deadline, err := h.deadline(r)
 	if err != nil {
 		return err
@@ -210,11 +224,13 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 	if err != nil {
 		return err
 	}
+	e.cs = cs
 	defer h.forget(cs)
 	for i, c := range cs {
 		if c.done {
 			continue
 		}
+		c.job.Request, c.job.seen = e.report.Request, e.seen
 		if err := h.w.Submit(c.job); err != nil {
 			h.abort(cs[:i], err)
 			return err
@@ -234,9 +250,9 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 		form = &sglang{req: req, ids: ids, deltas: h.cfg.StreamOutput, text: h.text}
 	}
 	if req.Stream {
-		return h.stream(r.Context(), w, form, cs, wake, newJournal(w, r, req, created, cs))
+		return h.stream(r.Context(), e, form, wake, newJournal(w, r, req, created, cs))
 	}
-	return h.whole(r.Context(), w, form, cs, wake)
+	return h.whole(r.Context(), e, form, wake)
 }
 
 // remember keeps an open job for /abort_request.
@@ -327,20 +343,21 @@ func (h *httpSide) collect(ctx context.Context, cs []*choice, wake <-chan struct
 	}
 }
 
-func (h *httpSide) whole(ctx context.Context, w http.ResponseWriter, form dialect, cs []*choice, wake <-chan struct{}) *api.Error {
-	if err := h.collect(ctx, cs, wake, func(*choice, bool, string) error { return nil }); err != nil {
+func (h *httpSide) whole(ctx context.Context, e *entry, form dialect, wake <-chan struct{}) *api.Error {
+	if err := h.collect(ctx, e.cs, wake, func(*choice, bool, string) error { return nil }); err != nil {
 		return err
 	}
-	return writeJSON(w, form.whole(cs))
+	e.settle(nil)
+	return writeJSON(e.w, form.whole(e.cs))
 }
 
 // stream writes one event per token, each in one write. Nothing is written
 // before the first token, so that an early failure still gets its status.
-func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form dialect, cs []*choice, wake <-chan struct{}, j *journal) *api.Error {
-	out := &eventWriter{w: w, ctl: http.NewResponseController(w)}
+func (h *httpSide) stream(ctx context.Context, e *entry, form dialect, wake <-chan struct{}, j *journal) *api.Error {
+	cs, out := e.cs, &eventWriter{w: e.w, ctl: http.NewResponseController(e.w)}
 	last := func(c *choice, delta string) error {
-		for _, e := range form.last(c, delta) {
-			if err := out.event(j.last(c), e); err != nil {
+		for _, v := range form.last(c, delta) {
+			if err := out.event(j.last(c), v); err != nil {
 				return err
 			}
 		}
@@ -363,18 +380,22 @@ func (h *httpSide) stream(ctx context.Context, w http.ResponseWriter, form diale
 		}
 		return last(c, delta)
 	})
+	e.begun = out.begun
 	switch {
 	case err == nil:
 		if u := form.usage(cs); u != nil {
 			out.event(j.usage(), u)
 		}
 		out.raw([]byte("data: [DONE]\n\n"))
+		e.begun = true
+		e.settle(nil)
 		return nil
 	case !out.begun:
 		return err
 	case err != errClientGone:
 		out.raw(append(api.AppendErrorJSON([]byte("data: "), err), "\n\n"...))
 	}
+	e.settle(err)
 	// The stream ends without [DONE]: the connection must not be used again.
 	panic(http.ErrAbortHandler)
 }

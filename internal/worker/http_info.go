@@ -165,12 +165,6 @@ func (h *httpSide) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *httpSide) debugRequests(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-	defer cancel()
-	h.debug(w, func() (any, error) { return h.w.Requests(ctx) })
-}
-
 func (h *httpSide) debugPeers(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
 	defer cancel()

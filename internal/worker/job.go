@@ -7,6 +7,7 @@ import (
 
 	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/sched"
 )
 
@@ -14,6 +15,7 @@ import (
 // must not write to it after Submit; the loop keeps everything that changes in
 // its own memory.
 type Job struct {
+	Request   string // X-Request-Id of the request that it belongs to
 	RID       string
 	Prompt    []int32
 	MaxTokens int     // further output tokens; 0: the prompt is computed, and no token comes
@@ -44,6 +46,7 @@ type Job struct {
 
 	id   sched.ReqID // given by Submit
 	loop *loop
+	seen time.Duration // when the process first saw the request; 0: at Submit
 }
 
 // Item is one output token, or the end of the answer.
@@ -95,6 +98,7 @@ type Box struct {
 	bound int
 	ended bool // the End has been put
 	done  bool // the End has been taken
+	line  metric.Timeline
 }
 
 const boxStart = 16 // items: what a reader that keeps up never exceeds
@@ -155,9 +159,16 @@ func (b *Box) taken() bool {
 	return b.done
 }
 
-// put adds an item. The core emits at most MaxTokens tokens and then one end;
+// Timeline is the job's as of the newest item.
+func (b *Box) Timeline() metric.Timeline {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.line
+}
+
+// put adds an item, and how far the job is by now. The core emits at most MaxTokens tokens and then one end;
 // more is a broken invariant of ours, never the peer's or the client's doing.
-func (b *Box) put(it Item) {
+func (b *Box) put(it Item, line *metric.Timeline) {
 	b.mu.Lock()
 	if b.ended {
 		b.mu.Unlock()
@@ -169,6 +180,7 @@ func (b *Box) put(it Item) {
 	b.ring[(b.head+b.n)%len(b.ring)] = it
 	b.n++
 	b.ended = it.End != nil
+	b.line = *line
 	b.mu.Unlock()
 	select {
 	case b.wake <- struct{}{}:

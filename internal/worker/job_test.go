@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/metric"
 )
 
 func token(i int) Item { return Item{Out: engine.Output{Token: int32(i)}, Index: i} }
@@ -16,9 +17,9 @@ func TestBoxKeepsEverythingForASlowReader(t *testing.T) {
 	const n = 1000
 	b := NewBox(n, nil)
 	for i := range n {
-		b.put(token(i))
+		b.put(token(i), new(metric.Timeline))
 	}
-	b.put(Item{End: &End{Reason: EndLength, Completion: n}})
+	b.put(Item{End: &End{Reason: EndLength, Completion: n}}, new(metric.Timeline))
 	for i := range n {
 		it, ok := b.Next(t.Context())
 		if !ok || it.Index != i || it.Out.Token != int32(i) {
@@ -40,7 +41,7 @@ func TestBoxOrderAcrossGrowth(t *testing.T) {
 	put, got := 0, 0
 	for round := range 60 {
 		for range 7 + 3*round {
-			b.put(token(put))
+			b.put(token(put), new(metric.Timeline))
 			put++
 		}
 		for range 5 + 3*round {
@@ -60,12 +61,12 @@ func TestBoxPanicsOnBrokenInvariants(t *testing.T) {
 	for name, f := range map[string]func(b *Box){
 		"too many": func(b *Box) {
 			for i := range 5 {
-				b.put(token(i))
+				b.put(token(i), new(metric.Timeline))
 			}
 		},
 		"after the end": func(b *Box) {
-			b.put(Item{End: &End{}})
-			b.put(token(0))
+			b.put(Item{End: &End{}}, new(metric.Timeline))
+			b.put(token(0), new(metric.Timeline))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestBoxNextEndsWithItsContext(t *testing.T) {
 		if it, ok := b.Next(ctx); ok {
 			t.Fatalf("got %+v from an empty box", it)
 		}
-		b.put(token(0)) // the box is still good
+		b.put(token(0), new(metric.Timeline)) // the box is still good
 		if it, ok := b.Next(t.Context()); !ok || it.Index != 0 {
 			t.Fatalf("got %+v, %v", it, ok)
 		}
@@ -102,9 +103,9 @@ func TestBoxesShareAWake(t *testing.T) {
 		for _, b := range boxes {
 			g.Go(func() {
 				for i := range 100 {
-					b.put(token(i))
+					b.put(token(i), new(metric.Timeline))
 				}
-				b.put(Item{End: &End{}})
+				b.put(Item{End: &End{}}, new(metric.Timeline))
 			})
 		}
 		ends, items := 0, 0
@@ -131,7 +132,7 @@ func BenchmarkBox(b *testing.B) {
 	box := NewBox(1<<30, nil)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		box.put(token(i))
+		box.put(token(i), new(metric.Timeline))
 		box.TryNext()
 	}
 }
@@ -172,7 +173,7 @@ func TestSteadyBoxAndInboxAllocateNothing(t *testing.T) {
 		i++
 		in.push(m)
 		in.take()
-		box.put(token(i))
+		box.put(token(i), new(metric.Timeline))
 		box.TryNext()
 	}); n != 0 {
 		t.Errorf("%v allocations a turn, want 0", n)

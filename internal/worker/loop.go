@@ -116,6 +116,9 @@ func (l *loop) take(now time.Duration, m any) {
 	switch m := m.(type) {
 	case *pass:
 		m.out = false
+		if m.batch.LayerDone != nil {
+			l.prefill.layered()
+		}
 		m.core.Step(now, &m.done)
 	case *request:
 		l.submit(now, m)
@@ -129,6 +132,10 @@ func (l *loop) take(now time.Duration, m any) {
 		l.decode.linkEnded(now, m)
 	case *landed:
 		l.decode.landed(now, m)
+	case *pageBegun:
+		l.decode.pageBegun(now, m)
+	case *pagesSent:
+		l.prefill.pagesSent(now, m)
 	case *granted:
 		l.prefill.granted(now, m)
 	case *abortAll:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/sched"
 	"github.com/metronome-serve/metronome/internal/transfer"
 )
@@ -118,7 +119,7 @@ func (p *prefillSide) checkRecompute(g *granted) (engine.Sampling, error) {
 func (p *prefillSide) recompute(now time.Duration, g *granted, key sched.GrantKey, s engine.Sampling) {
 	q := &request{
 		id: p.loop.worker.nextID(), prompt: g.Recompute, room: g.Room, sampling: s,
-		began: now, deadline: sched.Never, stopAt: -1,
+		began: now, deadline: sched.Never, stopAt: -1, seen: now,
 	}
 	if s.NeedsHistory() {
 		q.history = slices.Clip(q.prompt)
@@ -133,12 +134,37 @@ func (p *prefillSide) recompute(now time.Duration, g *granted, key sched.GrantKe
 // layerDone runs on the engine's goroutine, which has the pass for now: the
 // rows of one layer may go out while the next is computed.
 func (p *prefillSide) layerDone(layer int) {
+	if layer == 0 {
+		p.pass.layered = p.loop.clock.now()
+	}
+	if p.sender == nil {
+		return // serve: the pages change hands in the process
+	}
 	for i := range p.pass.rows {
 		r := &p.pass.rows[i]
 		if p.pass.batch.Rows[i].Err != nil {
 			continue // not computed: nothing of it may go out
 		}
 		p.sender.LayerDone(uint64(r.Req), layer, r.Start+len(r.Tokens))
+	}
+}
+
+// layered notes when the first layer of a pass that came back was computed.
+func (p *prefillSide) layered() {
+	for i := range p.pass.rows {
+		if q := p.loop.open[p.pass.rows[i].Req]; q != nil && p.pass.layered > 0 {
+			q.mark(metric.FirstLayer, p.pass.layered)
+		}
+	}
+	p.pass.layered = 0
+}
+
+// pagesSent: the last page of a request has gone out.
+type pagesSent struct{ req sched.ReqID }
+
+func (p *prefillSide) pagesSent(now time.Duration, m *pagesSent) {
+	if q := p.loop.open[m.req]; q != nil {
+		q.mark(metric.LastPage, now)
 	}
 }
 
@@ -152,6 +178,8 @@ func (p *prefillSide) events(ev transfer.SenderEvent) {
 	case *transfer.Closed:
 		key := sched.GrantKey{Peer: ev.Key.Peer, Grant: sched.GrantID(ev.Key.Grant)}
 		in.push(&sched.RoomClosed{Key: key, Room: ev.Room, Cause: fromCause(ev.Cause)})
+	case *transfer.Sent:
+		in.push(&pagesSent{sched.ReqID(ev.Req)})
 	case *transfer.Received:
 		in.push(&sched.Received{Req: sched.ReqID(ev.Req)})
 	case *transfer.SendFailed:

@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
+	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/sched"
 	"github.com/metronome-serve/metronome/internal/transfer"
 )
@@ -22,6 +24,10 @@ type request struct {
 	deadline time.Duration
 	emitted  int
 	last     time.Duration // when the last output token came
+
+	seen      time.Duration // when the process first saw it
+	timeline  metric.Timeline
+	preempted int
 
 	// targets, scores and tops are those of engine.Row for the whole prompt,
 	// where the job wants the prompt's log-probabilities.
@@ -41,8 +47,9 @@ type request struct {
 func newRequest(j *Job, began, deadline time.Duration) *request {
 	q := &request{
 		id: j.id, job: j, prompt: j.Prompt, room: j.Room, sampling: j.Sampling,
-		began: began, deadline: deadline, stopAt: -1,
+		began: began, deadline: deadline, stopAt: -1, seen: cmp.Or(j.seen, began),
 	}
+	q.mark(metric.Queued, began)
 	if q.sampling.NeedsHistory() {
 		q.history = append(make([]int32, 0, len(j.Prompt)+j.MaxTokens), j.Prompt...)
 	}
@@ -57,6 +64,19 @@ func newRequest(j *Job, began, deadline time.Duration) *request {
 		}
 	}
 	return q
+}
+
+// mark notes that the request passes a mark now.
+func (q *request) mark(m metric.Mark, now time.Duration) { q.timeline.Set(m, now-q.seen) }
+
+// stamp notes what the core knows of a request's way.
+func (q *request) stamp(t sched.Times) {
+	if t.Linked > 0 {
+		q.mark(metric.Resolved, t.Linked)
+	}
+	if t.Granted > 0 {
+		q.mark(metric.Granted, t.Granted)
+	}
 }
 
 // maxHit is how many prompt tokens may come from the prefix cache: at least
@@ -96,6 +116,13 @@ func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) 
 		q.history = append(q.history, out.Token)
 	}
 	q.emitted = index + 1
+	if index == 0 {
+		q.mark(metric.FirstToken, now)
+		q.stamp(l.times(q.id))
+	}
+	if l.decode != nil {
+		q.mark(metric.LastToken, now)
+	}
 	if q.job == nil || index >= q.job.MaxTokens {
 		return // a prefill draws a token that nobody wants
 	}
@@ -109,7 +136,7 @@ func (l *loop) put(now time.Duration, q *request, out engine.Output, index int) 
 		l.metrics.ITL.Observe((now - q.last).Seconds())
 	}
 	q.last = now
-	q.job.Box.put(it)
+	q.job.Box.put(it, &q.timeline)
 }
 
 // output is what the engine drew in a row of the pass just done. The engine
@@ -170,7 +197,11 @@ func (l *loop) finish(now time.Duration, f *sched.Finish) {
 	if f.Err == nil {
 		q.tell(&it)
 	}
-	q.job.Box.put(it)
+	q.stamp(f.Times)
+	if f.Reason == sched.Prefilled {
+		q.mark(metric.Received, now)
+	}
+	q.job.Box.put(it, &q.timeline)
 }
 
 // count records the end of a job.

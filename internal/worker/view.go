@@ -6,19 +6,22 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/metric"
 	"github.com/metronome-serve/metronome/internal/sched"
 )
 
 // RequestRow is one request in the live table.
 type RequestRow struct {
-	RID    string  `json:"rid"`
-	Phase  string  `json:"phase"`
-	Age    float64 `json:"age_seconds"`
-	Prompt int     `json:"prompt_tokens"`
-	Output int     `json:"output_tokens"`
-	Room   int64   `json:"room"`
-	DP     int     `json:"dp_rank"`
-	Addr   string  `json:"bootstrap,omitempty"`
+	Request  string          `json:"request"`
+	RID      string          `json:"rid"`
+	Phase    string          `json:"phase"`
+	Age      float64         `json:"age_seconds"`
+	Prompt   int             `json:"prompt_tokens"`
+	Output   int             `json:"output_tokens"`
+	Room     int64           `json:"room"`
+	DP       int             `json:"dp_rank"`
+	Addr     string          `json:"bootstrap,omitempty"`
+	Timeline metric.Timeline `json:"timeline_ms"`
 }
 
 // PeerRow is one bootstrap address in the live table of one decode core.
@@ -93,12 +96,13 @@ func (l *loop) requests() []RequestRow {
 	now := l.clock.now()
 	var rows []RequestRow
 	for _, q := range l.sorted() {
+		q.stamp(l.times(q.id))
 		r := RequestRow{
 			RID: "recompute", Phase: l.phase(q.id), Age: (now - q.began).Seconds(),
-			Prompt: len(q.prompt), Output: q.emitted, Room: q.room, DP: l.rank,
+			Prompt: len(q.prompt), Output: q.emitted, Room: q.room, DP: l.rank, Timeline: q.timeline,
 		}
 		if q.job != nil {
-			r.RID, r.Addr = q.job.RID, q.job.Addr
+			r.Request, r.RID, r.Addr = q.job.Request, q.job.RID, q.job.Addr
 		}
 		rows = append(rows, r)
 	}
@@ -114,6 +118,14 @@ func (l *loop) abortRID(rid string, all bool, cause *sched.Error) (ids []sched.R
 		}
 	}
 	return ids
+}
+
+// times are what the cores know of a request's way.
+func (l *loop) times(id sched.ReqID) sched.Times {
+	if l.decode == nil {
+		return l.prefill.core.Times(id)
+	}
+	return l.decode.core.Times(id)
 }
 
 // phase is where a request stands, in whichever core has it.

@@ -166,7 +166,7 @@ func (w *Worker) wireServe() {
 		l.decode = &decodeSide{loop: l, core: sched.NewDecode(dc, pool)}
 		l.decode.pass.core = l.decode.core
 		l.prefill = &prefillSide{loop: l, core: sched.NewPrefill(w.prefillConfig(), pool)}
-		l.prefill.pass.core = l.prefill.core
+		l.prefill.pass.core, l.prefill.pass.batch.LayerDone = l.prefill.core, l.prefill.layerDone
 	}
 }
 
