@@ -6,7 +6,7 @@ VENV := .cache/venv
 
 QEMU := qemu-aarch64-static
 
-.PHONY: build quick test long deps lint unit race sim process cross arm64 references clean
+.PHONY: build quick test long deps lint unit race sim process cross arm64 references compare-router clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -60,6 +60,9 @@ long: build ## every mutant, the baseline beside four hung peers, long fuzzing, 
 references: ## by hand: has llama.cpp compute testdata/llamacpp anew, and compares all of it
 	GO=$(GO) scripts/llamacpp/references.sh
 	$(GO) test -count=1 -timeout 1h -tags references -run 'TestGenerated|TestRequantised|TestSmolLM2' -v ./internal/engine -nll-tokens 2012
+
+compare-router: build ## by hand: our router's figures and its rows on failures; PEERS=1: beside sglang-router and smg, into docs/compare-router.md
+	GO=$(GO) scripts/compare-router.sh $(if $(PEERS),peers)
 
 clean:
 	rm -rf bin .cache
