@@ -123,7 +123,7 @@ var All = []Mutant{
 		Name:  "old_dp_rank",
 		File:  "internal/sched/peers_claim.go",
 		Why:   "a room keeps the DP rank that the prefill before the restart had for it",
-		Edits: []Edit{{"fresh, needInfo, needRank, needLinks, isLinked)\n\tc.dp = -1\n", "fresh, needInfo, needRank, needLinks, isLinked)\n"}},
+		Edits: []Edit{{"fresh, needRank, needLinks, isLinked)\n\tc.dp = -1\n", "fresh, needRank, needLinks, isLinked)\n"}},
 		Test:  peers("rule18"),
 	},
 	{

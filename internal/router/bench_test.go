@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/metronome-serve/metronome/internal/lint/edges"
 )
 
 // The benchmarks measure the router's own CPU for one request, in a process of
@@ -36,7 +38,29 @@ func TestMain(m *testing.M) {
 		benchProcess(role, strings.Split(addrs, "+"))
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(withEdges{m})
+}
+
+// withEdges holds the changes of phase that the pair machine may make against
+// those that a whole run has made.
+type withEdges struct{ m *testing.M }
+
+func (w withEdges) Run() int {
+	book, err := edges.New(".", map[string]edges.Names{"pair": {"phaseNew": uint8(phaseNew), "phasePicking": uint8(phasePicking),
+		"phaseOpen": uint8(phaseOpen), "phaseRelaying": uint8(phaseRelaying), "phaseEnded": uint8(phaseEnded)}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	onEdge = book.Take
+	code := w.m.Run()
+	if code == 0 && edges.Whole() {
+		if err := book.Compare("../../docs/proof.md"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
 }
 
 // benchProcess serves on a free port, which it prints, until its input ends.

@@ -611,26 +611,26 @@ func (d *Decode) yield(r *decodeReq) {
 // The phases of a request. Each function says which it may come from.
 
 func (d *Decode) becomePending(r *decodeReq) {
-	d.move(r, Pending, r.phase == 0 || r.phase == Preallocate || r.phase == Transfer || r.phase == Waiting || r.phase == Running)
+	d.move(r, Pending, newborn, Preallocate, Transfer, Waiting, Running)
 }
 
-func (d *Decode) becomePreallocate(r *decodeReq) { d.move(r, Preallocate, r.phase == Pending) }
-func (d *Decode) becomeTransfer(r *decodeReq)    { d.move(r, Transfer, r.phase == Preallocate) }
-func (d *Decode) becomeRunning(r *decodeReq)     { d.move(r, Running, r.phase == Waiting) }
+func (d *Decode) becomePreallocate(r *decodeReq) { d.move(r, Preallocate, Pending) }
+func (d *Decode) becomeTransfer(r *decodeReq)    { d.move(r, Transfer, Preallocate) }
+func (d *Decode) becomeRunning(r *decodeReq)     { d.move(r, Running, Waiting) }
 
 func (d *Decode) becomeWaiting(r *decodeReq) {
-	d.move(r, Waiting, r.phase == Transfer || r.phase == 0 && d.cfg.Serve)
+	d.move(r, Waiting, newborn, Transfer) // newborn: of Adopt
 	r.silent = Never
 	d.timers.set(&r.timer, d.due(r))
 }
 
-func (d *Decode) becomeFinished(r *decodeReq) { d.move(r, Finished, r.phase != Finished) }
+func (d *Decode) becomeFinished(r *decodeReq) {
+	d.move(r, Finished, Pending, Preallocate, Transfer, Waiting, Running)
+}
 
-func (d *Decode) move(r *decodeReq, to Phase, ok bool) {
-	if !ok {
-		panic("sched: a request cannot become " + to.String() + " when it is " + r.phase.String())
-	}
-	if r.phase != 0 {
+func (d *Decode) move(r *decodeReq, to Phase, from ...Phase) {
+	changes("Decode", r.phase, to, from)
+	if r.phase != newborn {
 		d.in[r.phase].remove(r)
 	}
 	r.phase = to

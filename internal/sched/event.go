@@ -3,7 +3,9 @@
 package sched
 
 import (
+	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/kv"
@@ -53,6 +55,23 @@ const (
 	InFlight      // P: computed; pages are on their way or wait for the grant
 	Done
 )
+
+// newborn is the phase of a record that has not been placed yet.
+const newborn Phase = 0
+
+// changes asserts that a phase, or a claim's stage, may follow the one before.
+func changes[P Phase | claimStage](machine string, is, to P, from []P) {
+	if !slices.Contains(from, is) {
+		panic(fmt.Sprintf("sched: a request of %s cannot go from %v to %v", machine, is, to))
+	}
+	if onEdge != nil {
+		onEdge(machine, uint8(is), uint8(to))
+	}
+}
+
+// onEdge hears of every change in tests, which compare what was taken with what
+// the become… functions allow.
+var onEdge func(machine string, from, to uint8)
 
 // Tick tells the core that its deadline may have passed. The driver empties
 // the inbox first.

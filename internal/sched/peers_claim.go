@@ -58,7 +58,7 @@ func (p *Peers) newClaim(pr *peer, w Want) *claim {
 }
 
 func (p *Peers) becomeNeedInfo(now time.Duration, c *claim) {
-	p.become(now, c, needInfo, nil, fresh, needInfo, needRank, needLinks, isLinked)
+	p.become(now, c, needInfo, nil, fresh, needRank, needLinks, isLinked)
 	c.dp = -1
 }
 
@@ -71,7 +71,7 @@ func (p *Peers) becomeNeedLinks(now time.Duration, c *claim, s *linkSet) {
 }
 
 func (p *Peers) becomeLinked(now time.Duration, c *claim, s *linkSet) {
-	p.become(now, c, isLinked, s, fresh, needInfo, needRank, needLinks)
+	p.become(now, c, isLinked, s, fresh, needRank, needLinks)
 	p.verdicts = append(p.verdicts, Verdict{Kind: Linked, Req: c.Req, Links: c.set.ids})
 }
 
@@ -87,13 +87,7 @@ func (p *Peers) unlink(c *claim) {
 // become moves a claim to another stage and link set: the counters follow, and
 // the clock of the resolve timeout runs only while the claim waits for its peer.
 func (p *Peers) become(now time.Duration, c *claim, to claimStage, s *linkSet, from ...claimStage) {
-	ok := false
-	for _, f := range from {
-		ok = ok || f == c.stage
-	}
-	if !ok {
-		panic(fmt.Sprintf("sched: request %d goes from stage %d to %d", c.Req, c.stage, to))
-	}
+	changes("Peers", c.stage, to, from)
 	was := c.stage
 	p.count(c, -1)
 	c.stage, c.set = to, s

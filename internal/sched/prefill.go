@@ -453,25 +453,23 @@ func (p *Prefill) forget(r *prefillReq) {
 // The phases of a request. Each function says which it may come from.
 
 func (p *Prefill) becomeBootstrapping(r *prefillReq) {
-	p.move(r, Bootstrapping, !r.granted && (r.phase == 0 || r.phase == Computing || r.phase == InFlight))
+	p.move(r, Bootstrapping, newborn, Computing, InFlight)
 }
 
-func (p *Prefill) becomeQueued(r *prefillReq) {
-	p.move(r, Queued, r.granted && (r.phase == 0 || r.phase == Bootstrapping))
+func (p *Prefill) becomeQueued(r *prefillReq)    { p.move(r, Queued, newborn, Bootstrapping) }
+func (p *Prefill) becomeComputing(r *prefillReq) { p.move(r, Computing, Bootstrapping, Queued) }
+func (p *Prefill) becomeInFlight(r *prefillReq)  { p.move(r, InFlight, Computing) }
+
+func (p *Prefill) becomeDone(r *prefillReq) {
+	p.move(r, Done, Bootstrapping, Queued, Computing, InFlight)
 }
 
-func (p *Prefill) becomeComputing(r *prefillReq) {
-	p.move(r, Computing, r.phase == Bootstrapping || r.phase == Queued)
-}
-
-func (p *Prefill) becomeInFlight(r *prefillReq) { p.move(r, InFlight, r.phase == Computing) }
-func (p *Prefill) becomeDone(r *prefillReq)     { p.move(r, Done, r.phase != Done) }
-
-func (p *Prefill) move(r *prefillReq, to Phase, ok bool) {
-	if !ok {
-		panic("sched: a request cannot become " + to.String() + " when it is " + r.phase.String())
+func (p *Prefill) move(r *prefillReq, to Phase, from ...Phase) {
+	changes("Prefill", r.phase, to, from)
+	if waits := to == Bootstrapping; r.granted == waits && (waits || to == Queued) {
+		panic("sched: a request that is granted is Queued, one that is not is Bootstrapping")
 	}
-	if r.phase != 0 {
+	if r.phase != newborn {
 		p.in[r.phase].remove(r)
 	}
 	r.phase = to

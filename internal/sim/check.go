@@ -30,8 +30,8 @@ const overdue = 2 * time.Second
 
 // late: no request outlives its time.
 func (w *worker) late(j *job) {
-	if j.deadline == sched.Never || w.idle > 0 {
-		return // a process that was stopped starts its deadlines again
+	if j.deadline == sched.Never || w.heldUp() {
+		return
 	}
 	if late := w.clock() - j.deadline; late > overdue {
 		w.broken("bound", "%s: request %d should have ended %v ago", w.name, j.id, late)
@@ -99,7 +99,7 @@ type peerRules struct {
 // addrRules is what is known of one address.
 type addrRules struct {
 	fetching  bool
-	lastFetch time.Duration  // start
+	lastFetch time.Duration  // start, by the worker's clock
 	fetched   bool           // there was one
 	void      int            // tries of this episode that spent nothing
 	keys      map[string]int // other tries in flight, by key
@@ -143,16 +143,16 @@ func (r *peerRules) fetch(a *sched.PeerAction, at *addrRules) {
 	if at.fetching {
 		d.broken("rule 2", "%s: two fetches at once for %s", d.name, a.Addr)
 	}
-	if since := d.now - at.lastFetch; at.fetched && since < d.plan.Interval {
+	if since := d.clock() - at.lastFetch; at.fetched && since < d.plan.Interval {
 		d.broken("rule 5", "%s: a fetch for %s starts %v after the one before", d.name, a.Addr, since)
 	}
 	if a.Attempt == 1 {
 		at.void = 0
 	}
-	if a.Attempt-at.void > d.plan.Attempts && d.idle == 0 {
+	if a.Attempt-at.void > d.plan.Attempts && !d.heldUp() {
 		d.broken("rule 5", "%s: attempt %d for %s, the budget is %d", d.name, a.Attempt, a.Addr, d.plan.Attempts)
 	}
-	at.fetching, at.fetched, at.lastFetch = true, true, d.now
+	at.fetching, at.fetched, at.lastFetch = true, true, d.clock()
 }
 
 // event notes what the core is told.

@@ -108,7 +108,7 @@ func (w *worker) arm(deadline time.Duration) {
 	if deadline == sched.Never {
 		return
 	}
-	if at := w.born + deadline; at < w.armed || w.armed <= w.now {
+	if at := w.now + deadline - w.clock(); at < w.armed || w.armed <= w.now {
 		w.armed = max(at, w.now)
 		w.in(at-w.now, func() {
 			if !w.woken {

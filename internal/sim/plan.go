@@ -88,6 +88,8 @@ type FaultKind string
 // The kinds of faults. Each seed draws which of them exist in its world.
 const (
 	Stop      FaultKind = "stop"      // SIGSTOP, SIGCONT after For
+	Starve    FaultKind = "starve"    // no memory or no processor: On runs 50 ms, then not for N ms, and so on
+	Leap      FaultKind = "leap"      // the clock of On leaps N ms forward
 	Kill      FaultKind = "kill"      // SIGKILL; the same worker starts again after For
 	Reborn    FaultKind = "reborn"    // the same, with TP N
 	Impostor  FaultKind = "impostor"  // the same, with another model, until Calm
@@ -103,7 +105,7 @@ const (
 	Storm     FaultKind = "storm"     // the clients of all open requests go away
 )
 
-var faultKinds = []FaultKind{Stop, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
+var faultKinds = []FaultKind{Stop, Starve, Leap, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
 
 // Shape is what a drawn plan looks like from outside.
 type Shape struct {
@@ -218,10 +220,17 @@ func (p *Plan) drawFault(r *rand.Rand, f *Fault, names []string) int {
 	switch f.Kind {
 	case Cut, Block, Slow:
 		f.On, f.To = prefill(), decode()
+		if r.IntN(4) == 0 {
+			f.On = "router"
+		}
 		if r.IntN(2) == 0 {
 			f.On, f.To = f.To, f.On
 		}
 		return 1 + r.IntN(1500)
+	case Starve:
+		return 1 + r.IntN(1500)
+	case Leap:
+		return 1 + r.IntN(20000)
 	case Registry:
 		f.On = prefill()
 		return 1 + r.IntN(int(misplace))

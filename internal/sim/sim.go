@@ -152,6 +152,10 @@ func (f *fleet) strike(x *Fault) {
 	case Stop:
 		on.stop()
 		undo(on.resume)
+	case Starve:
+		f.starve(on, f.now+x.For, time.Duration(x.N)*time.Millisecond)
+	case Leap:
+		f.leap(on, time.Duration(x.N)*time.Millisecond)
 	case Kill, Reborn, Vanish, Impostor:
 		f.kill(x, on, undo)
 	case Cut:
@@ -194,7 +198,37 @@ func (f *fleet) named(name string) *process {
 			return d.process
 		}
 	}
+	if name == f.front.name {
+		return f.front.process
+	}
 	panic(fmt.Sprintf("sim: a plan names %q, which does not exist", name))
+}
+
+// starve lets a process run only now and then.
+func (f *fleet) starve(on *process, until, out time.Duration) {
+	const runs = 50 * time.Millisecond
+	if f.now >= until {
+		return
+	}
+	on.stop()
+	f.after(min(out, until-f.now), func() {
+		on.resume()
+		f.after(runs, func() { f.starve(on, until, out) })
+	})
+}
+
+// leap moves a worker's clock, and so lets all its timers fire that have passed.
+func (f *fleet) leap(on *process, by time.Duration) {
+	if !on.alive {
+		return
+	}
+	on.leapt += by
+	switch w := f.net.workers[on].(type) {
+	case *prefill:
+		w.wake(0)
+	case *decode:
+		w.wake(0)
+	}
 }
 
 // kill ends a process; it starts again as the fault says.

@@ -102,6 +102,7 @@ type process struct {
 	stopped bool // SIGSTOP: its kernel still takes bytes
 	idle    time.Duration
 	since   time.Duration // stopped since
+	leapt   time.Duration // how much its clock has leapt forward
 	born    time.Duration
 	held    []func()  // what waits for SIGCONT
 	sockets []*socket // in the order in which they were opened
@@ -111,8 +112,12 @@ func newProcess(w *world, name string) *process {
 	return &process{world: w, name: name, alive: true, born: w.now, life: 1}
 }
 
-// clock is the time since the process started.
-func (p *process) clock() time.Duration { return p.now - p.born }
+// clock is the time since the process started, as the process sees it.
+func (p *process) clock() time.Duration { return p.now - p.born + p.leapt }
+
+// heldUp says that the process was stopped, or its clock leapt: it starts its
+// deadlines again.
+func (p *process) heldUp() bool { return p.idle > 0 || p.leapt > 0 }
 
 // in lets something happen inside the process in d from now: not when it has
 // died meanwhile, and not before it continues when it is stopped.
@@ -171,7 +176,7 @@ func (p *process) die(vanish bool) {
 // start begins another life; who calls it makes the insides anew.
 func (p *process) start() {
 	p.life++
-	p.alive, p.gone, p.stopped, p.born, p.idle = true, false, false, p.now, 0
+	p.alive, p.gone, p.stopped, p.born, p.idle, p.leapt = true, false, false, p.now, 0, 0
 }
 
 func (p *process) drop(s *socket) {
