@@ -137,6 +137,61 @@ func mulMin1(y *float32, stride int, w *byte, x *byte, group int, blocks int)
 //go:noescape
 func quantise4(dst *byte, src *float32, stride int, blocks int)
 
+// packQ4_K512 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ4_K512(dst *byte, src *byte, stride int, blocks int)
+
+// directQ4_Kx1 multiplies 16 rows, wStride bytes apart, by a vector: y[0:16].
+//
+//go:noescape
+func directQ4_Kx1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// packQ5_K512 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ5_K512(dst *byte, src *byte, stride int, blocks int)
+
+// directQ5_Kx1 multiplies 16 rows, wStride bytes apart, by a vector: y[0:16].
+//
+//go:noescape
+func directQ5_Kx1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// packQ6_K512 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ6_K512(dst *byte, src *byte, stride int, blocks int)
+
+// directQ6_Kx1 multiplies 16 rows, wStride bytes apart, by a vector: y[0:16].
+//
+//go:noescape
+func directQ6_Kx1(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)
+
+// mulParts8x4 multiplies 16 packed rows, with scales for each 32 weights, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts8x4(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts16x4 multiplies 16 packed rows, with scales for each 16 weights, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts16x4(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts8x1 multiplies 16 packed rows, with scales for each 32 weights, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts8x1(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts16x1 multiplies 16 packed rows, with scales for each 16 weights, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts16x1(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// quantise256 makes the int8 form of so many blocks of 256 of one vector of a group of four.
+//
+//go:noescape
+func quantise256(dst *byte, src *float32, blocks int)
+
 // dots4x4 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w, each of 16 steps values. Strides are in bytes.
 //
 //go:noescape

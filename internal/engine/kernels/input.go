@@ -18,6 +18,7 @@ type Input struct {
 	forms   [len(layouts)]form
 	path    *path
 	records []record // for packed weights
+	supers  []superRecord
 }
 
 // Block is how many activations share a scale where weights come in blocks of
@@ -86,7 +87,9 @@ func NewInput(n, cols int, float bool, types ...Type) *Input {
 		case float:
 			continue
 		case x.path.packs(t):
-			if x.records == nil {
+			if kind == pairs && x.supers == nil {
+				x.supers = make([]superRecord, n/4*cols/Super)
+			} else if kind != pairs && x.records == nil {
 				x.records = make([]record, n/4*cols/Block)
 			}
 			continue
@@ -110,6 +113,9 @@ func (x *Input) Row(t int) []float32 { return x.f[t*x.Cols : (t+1)*x.Cols : (t+1
 func (x *Input) Prepare(t0, t1 int) {
 	if x.records != nil {
 		x.record(t0, t1)
+	}
+	if x.supers != nil {
+		x.recordSuper(t0, t1)
 	}
 	end := t1
 	if t1 == x.N && x.N > narrow { // empty lanes of the last words

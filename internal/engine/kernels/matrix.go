@@ -125,7 +125,8 @@ type Scratch struct {
 	f    []float32 // 16 rows of float weights
 
 	packed []packed // 16 rows, per block
-	tail   []byte   // the last rows of a matrix, when they are fewer than 16
+	supers []packedSuper
+	tail   []byte // the last rows of a matrix, when they are fewer than 16
 	out    []float32
 }
 
@@ -135,7 +136,7 @@ func NewScratch(cols int) *Scratch {
 	return &Scratch{
 		w: make([]tile, n), d: make([][4]float32, n), m: make([][4]float32, n), n: make([][4]uint64, cols/Super),
 		f:      make([]float32, packRows*cols),
-		packed: make([]packed, n), tail: make([]byte, packRows*2*cols), out: make([]float32, packRows*widths[0]),
+		packed: make([]packed, n), supers: make([]packedSuper, cols/Super), tail: make([]byte, packRows*2*cols), out: make([]float32, packRows*widths[0]),
 	}
 }
 

@@ -32,18 +32,41 @@ type record struct {
 	_          [16]byte // to whole cache lines
 }
 
-// int8Routines are the products of a path.
-type int8Routines struct {
-	pack     map[Type]packRoutine
-	bias     [len(widths)]mulRoutine // without a minimum
-	min      [len(widths)]mulRoutine
-	quantise func(dst *byte, src *float32, stride, blocks int)
+// packedSuper is likewise one block of 256, whose parts of 32 or 16 have
+// integer scales. n is pairs of minima. Without a minimum weights are 32 too
+// large.
+//
+//lint:ignore U1000 its fields are written and read by assembly
+type packedSuper struct {
+	w    [64][packRows][4]byte
+	s    [16][packRows]int32
+	n    [4][packRows][2]int16
+	d, m [packRows]float32
 }
 
-// packRoutine packs so many blocks of 16 rows, which are stride bytes apart.
-type packRoutine struct {
-	run    func(dst, src *byte, stride, blocks int)
-	min    bool // the format has a minimum
+// superRecord is one block of 256 of four vectors: q as in record, sums of q
+// over each 32, in pairs, and -32 times the sum over each 16.
+type superRecord struct {
+	q     [64][4][4]int8
+	scale [4]float32
+	sums  [4][4][2]int16
+	bias  [16][4]int32
+	_     [48]byte // to whole cache lines
+}
+
+// int8Routines are the products of a path.
+type int8Routines struct {
+	of            map[Type]packRoutines
+	quantise      func(dst *byte, src *float32, stride, blocks int) // into records
+	quantiseSuper func(dst *byte, src *float32, blocks int)         // into superRecords, one vector
+}
+
+// packRoutines are the products of one type. pack packs so many blocks of 16
+// rows, which are stride bytes apart; mul multiplies with them; direct, where
+// there is one, multiplies without.
+type packRoutines struct {
+	pack   func(dst, src *byte, stride, blocks int)
+	mul    *[len(widths)]mulRoutine
 	direct [len(fews)]directRoutine
 }
 
@@ -65,7 +88,7 @@ var widths = [...]int{12, 4, 1}
 
 // packs says whether the path packs weights of this type.
 func (p *path) packs(t Type) bool {
-	return p.int8 != nil && p.int8.pack[t].run != nil
+	return p.int8 != nil && p.int8.of[t].pack != nil
 }
 
 // record makes the records of vectors [t0, t1), t0 a multiple of 4. The float
@@ -78,36 +101,50 @@ func (x *Input) record(t0, t1 int) {
 	}
 }
 
+// recordSuper likewise makes records of blocks of 256.
+func (x *Input) recordSuper(t0, t1 int) {
+	blocks := x.Cols / Super
+	for t := t0; t < t1; t++ {
+		to := bytesOf(x.supers[t/4*blocks:][:blocks])
+		x.path.int8.quantiseSuper(ahead(to, t%4*4), &x.Row(t)[0], blocks)
+	}
+}
+
+// recordsOf is where the records of vector t for a type begin, and the bytes
+// from its group of four to the next.
+func (x *Input) recordsOf(t Type, vector, groups int) (first *byte, group int) {
+	if formats[t].block == Super {
+		blocks := x.Cols / Super
+		first, group = bytesOf(x.supers[vector/4*blocks:][:groups*blocks]), blocks*size[superRecord]()
+	} else {
+		blocks := x.Cols / Block
+		first, group = bytesOf(x.records[vector/4*blocks:][:groups*blocks]), blocks*size[record]()
+	}
+	return ahead(first, vector%4*4), group
+}
+
 // mulPacked is Mul with packed weights.
 func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
-	r := x.path.int8
-	pack, rowBytes, blocks := r.pack[m.Type], m.Type.RowBytes(m.Cols), m.Cols/Block
-	if pack.direct[0] != nil && t1-t0 <= 4 {
-		m.mulDirect(y, stride, x, t0, t1, r0, r1, s)
+	routines, rowBytes, blocks := x.path.int8.of[m.Type], m.Type.RowBytes(m.Cols), m.Cols/formats[m.Type].block
+	if m.mulDirect(y, stride, x, t0, t1, r0, r1, s) {
 		return
 	}
-	mul := &r.bias
-	if pack.min {
-		mul = &r.min
-	}
-	w := bytesOf(s.packed[:blocks])
+	w := s.packedFor(m)
 	for ; r0 < r1; r0 += packRows {
 		rows := min(packRows, r1-r0)
-		pack.run(w, m.sixteen(r0, rows, s), rowBytes, blocks)
+		routines.pack(w, m.sixteen(r0, rows, s), rowBytes, blocks)
 		for t := t0; t < t1; {
 			i := 0
 			for widths[i] > t1-t || t%4+widths[i] > max(widths[i], 4) {
 				i++
 			}
 			n := widths[i]
-			in := bytesOf(x.records[t/4*blocks:][:(n+3)/4*blocks])
-			in = (*byte)(unsafe.Add(unsafe.Pointer(in), t%4*4))
-			group := blocks * int(unsafe.Sizeof(record{}))
+			in, group := x.recordsOf(m.Type, t, (n+3)/4)
 			if rows == packRows {
 				out := y[t*stride+r0 : (t+n-1)*stride+r0+packRows]
-				mul[i](&out[0], 4*stride, w, in, group, blocks)
+				routines.mul[i](&out[0], 4*stride, w, in, group, blocks)
 			} else {
-				mul[i](&s.out[0], 4*packRows, w, in, group, blocks)
+				routines.mul[i](&s.out[0], 4*packRows, w, in, group, blocks)
 				for c := range n {
 					copy(y[(t+c)*stride+r0:][:rows], s.out[c*packRows:])
 				}
@@ -117,13 +154,26 @@ func (m *Matrix) mulPacked(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 	}
 }
 
-// mulDirect is Mul with up to four vectors, which begin a group.
-func (m *Matrix) mulDirect(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) {
-	n, i, rowBytes, blocks := t1-t0, 0, m.Type.RowBytes(m.Cols), m.Cols/Block
-	for fews[i] < n {
+// packedFor is room for 16 packed rows.
+func (s *Scratch) packedFor(m *Matrix) *byte {
+	if formats[m.Type].block == Super {
+		return bytesOf(s.supers[:m.Cols/Super])
+	}
+	return bytesOf(s.packed[:m.Cols/Block])
+}
+
+// mulDirect is Mul with few vectors, which begin a group, if there is a routine
+// for so few.
+func (m *Matrix) mulDirect(y []float32, stride int, x *Input, t0, t1, r0, r1 int, s *Scratch) bool {
+	n, i, rowBytes, blocks := t1-t0, 0, m.Type.RowBytes(m.Cols), m.Cols/formats[m.Type].block
+	for i < len(fews) && fews[i] < n {
 		i++
 	}
-	mul, in := x.path.int8.pack[m.Type].direct[i], bytesOf(x.records[t0/4*blocks:][:blocks])
+	if i == len(fews) || x.path.int8.of[m.Type].direct[i] == nil {
+		return false
+	}
+	mul := x.path.int8.of[m.Type].direct[i]
+	in, _ := x.recordsOf(m.Type, t0, 1)
 	for ; r0 < r1; r0 += packRows {
 		rows := min(packRows, r1-r0)
 		w := m.sixteen(r0, rows, s)
@@ -137,6 +187,7 @@ func (m *Matrix) mulDirect(y []float32, stride int, x *Input, t0, t1, r0, r1 int
 			copy(y[(t0+c)*stride+r0:][:rows], s.out[c*packRows:])
 		}
 	}
+	return true
 }
 
 // sixteen is where 16 rows from r0 on begin. Of a matrix's last ones, when they
@@ -150,6 +201,9 @@ func (m *Matrix) sixteen(r0, rows int, s *Scratch) *byte {
 	}
 	return &src[0]
 }
+
+// ahead is a pointer so many bytes ahead.
+func ahead[T any](p *T, bytes int) *T { return (*T)(unsafe.Add(unsafe.Pointer(p), bytes)) }
 
 // bytesOf is where the bytes of a slice begin.
 func bytesOf[T any](s []T) *byte { return (*byte)(unsafe.Pointer(&s[0])) }

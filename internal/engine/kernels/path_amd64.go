@@ -1,10 +1,6 @@
 package kernels
 
-import (
-	"unsafe"
-
-	"golang.org/x/sys/cpu"
-)
+import "golang.org/x/sys/cpu"
 
 // detect says which paths this processor and its operating system support.
 func detect() []*path {
@@ -22,16 +18,18 @@ func detect() []*path {
 var avx512 = &path{
 	name: "avx512",
 	int8: &int8Routines{
-		pack: map[Type]packRoutine{
-			Q4_0: {packQ4_0512, false, [3]directRoutine{directQ4_0x1, directQ4_0x2, directQ4_0x4}},
-			Q4_1: {packQ4_1512, true, [3]directRoutine{directQ4_1x1, directQ4_1x2, directQ4_1x4}},
-			Q5_0: {packQ5_0512, false, [3]directRoutine{directQ5_0x1, directQ5_0x2, directQ5_0x4}},
-			Q5_1: {packQ5_1512, true, [3]directRoutine{directQ5_1x1, directQ5_1x2, directQ5_1x4}},
-			Q8_0: {packQ8_0512, false, [3]directRoutine{directQ8_0x1, directQ8_0x2, directQ8_0x4}},
+		of: map[Type]packRoutines{
+			Q4_0: {packQ4_0512, &bias512, [3]directRoutine{directQ4_0x1, directQ4_0x2, directQ4_0x4}},
+			Q4_1: {packQ4_1512, &min512, [3]directRoutine{directQ4_1x1, directQ4_1x2, directQ4_1x4}},
+			Q5_0: {packQ5_0512, &bias512, [3]directRoutine{directQ5_0x1, directQ5_0x2, directQ5_0x4}},
+			Q5_1: {packQ5_1512, &min512, [3]directRoutine{directQ5_1x1, directQ5_1x2, directQ5_1x4}},
+			Q8_0: {packQ8_0512, &bias512, [3]directRoutine{directQ8_0x1, directQ8_0x2, directQ8_0x4}},
+			Q4_K: {packQ4_K512, &eights512, [3]directRoutine{directQ4_Kx1}},
+			Q5_K: {packQ5_K512, &eights512, [3]directRoutine{directQ5_Kx1}},
+			Q6_K: {packQ6_K512, &sixteens512, [3]directRoutine{directQ6_Kx1}},
 		},
-		bias:     [3]mulRoutine{mulBias12, mulBias4, mulBias1},
-		min:      [3]mulRoutine{mulMin12, mulMin4, mulMin1},
-		quantise: quantise4,
+		quantise:      quantise4,
+		quantiseSuper: quantise256,
 	},
 	float: &floatRoutines{
 		dots4x4: dots4x4, dots16x1: dots16x1, dot: dot16, softmax: softmax64,
@@ -44,11 +42,10 @@ var avx512 = &path{
 var avx2 = &path{
 	name: "avx2",
 	int8: &int8Routines{
-		pack: map[Type]packRoutine{
-			Q4_0: {run: packQ4_0256}, Q4_1: {run: packQ4_1256, min: true}, Q5_0: {run: packQ5_0256}, Q5_1: {run: packQ5_1256, min: true}, Q8_0: {run: packQ8_0256},
+		of: map[Type]packRoutines{
+			Q4_0: {pack: packQ4_0256, mul: &bias256}, Q4_1: {pack: packQ4_1256, mul: &min256},
+			Q5_0: {pack: packQ5_0256, mul: &bias256}, Q5_1: {pack: packQ5_1256, mul: &min256}, Q8_0: {pack: packQ8_0256, mul: &bias256},
 		},
-		bias:     [3]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2},
-		min:      [3]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2},
 		quantise: quantiseRecords,
 	},
 	float: &floatRoutines{
@@ -58,6 +55,17 @@ var avx2 = &path{
 		widenF16: widenHalves256, roundF16: roundHalves256, halves: ropeHalves256,
 	},
 }
+
+// Products of packed weights: without a minimum, with one, with scales for
+// each eighth or sixteenth of a block.
+var (
+	bias512     = [len(widths)]mulRoutine{mulBias12, mulBias4, mulBias1}
+	min512      = [len(widths)]mulRoutine{mulMin12, mulMin4, mulMin1}
+	eights512   = [len(widths)]mulRoutine{thrice(mulParts8x4), mulParts8x4, mulParts8x1}
+	sixteens512 = [len(widths)]mulRoutine{thrice(mulParts16x4), mulParts16x4, mulParts16x1}
+	bias256     = [len(widths)]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2}
+	min256      = [len(widths)]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2}
+)
 
 // thrice multiplies 12 vectors by a routine for 4.
 func thrice(four mulRoutine) mulRoutine {
@@ -76,6 +84,3 @@ func fourTimes(one mixRoutine) mixRoutine {
 		}
 	}
 }
-
-// ahead is a pointer so many bytes ahead.
-func ahead[T any](p *T, bytes int) *T { return (*T)(unsafe.Add(unsafe.Pointer(p), bytes)) }

@@ -34,6 +34,15 @@ func avx512(a *asm) {
 		mul(a, cols, true)
 	}
 	quantise(a)
+	for i := range superForms {
+		packSuper(a, &superForms[i])
+		directSuper(a, &superForms[i])
+	}
+	for _, cols := range []int{4, 1} {
+		mulSuper(a, cols, 8)
+		mulSuper(a, cols, 16)
+	}
+	quantiseSuper(a)
 	sums512(a)
 	floats(a)
 }
@@ -147,7 +156,10 @@ func (r *rows) scales(a *asm, min bool) (d, m reg.VecVirtual) {
 	return d, m
 }
 
-const packSignature = "func(dst, src *byte, stride, blocks int)"
+const (
+	packSignature   = "func(dst, src *byte, stride, blocks int)"
+	directSignature = "func(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)"
+)
 
 // blockForm is a block of 32 weights as it lies in the file: d, then m where
 // there is one, fifth bits where there are any, and weights of a nibble or a
@@ -172,11 +184,11 @@ var blockForms = []blockForm{
 
 // prefetch asks for a block's share of the next 16 rows, which memory delivers
 // while these are computed: sixteen streams are more than a processor foresees.
-func (f *blockForm) prefetch(a *asm, ahead reg.GPVirtual) {
-	for line := 0; line < 16*f.bytes; line += 64 {
+func (a *asm) prefetch(blockBytes int, ahead reg.GPVirtual) {
+	for line := 0; line < 16*blockBytes; line += 64 {
 		a.PREFETCHT0(at(ahead, line))
 	}
-	a.ADDQ(operand.I32(16*f.bytes), ahead)
+	a.ADDQ(operand.I32(16*blockBytes), ahead)
 }
 
 // lack is what unpacked weights have more than those of the file, where there
@@ -193,7 +205,7 @@ func pack(a *asm, f *blockForm) {
 	dst, r, n := a.param("dst"), newRows(a, a.param("src"), a.param("stride")), a.param("blocks")
 	ahead := r.ahead(a)
 	a.loop("block", n, func() {
-		f.prefetch(a, ahead)
+		a.prefetch(f.bytes, ahead)
 		f.unpack(a, &r, func(g int, v reg.VecVirtual) { f.store(a, v, g, at(dst, 0)) })
 		d, m := r.scales(a, f.min)
 		a.VMOVUPS(d, at(dst, 512))
@@ -229,7 +241,7 @@ func (f *blockForm) unpack(a *asm, r *rows, use func(g int, v reg.VecVirtual)) {
 // them again would cost more than the products.
 func direct(a *asm, f *blockForm, cols int) {
 	name := fmt.Sprintf("direct%sx%d", f.name, cols)
-	a.function(name, "func(y *float32, stride int, w *byte, wStride int, x *byte, blocks int)",
+	a.function(name, directSignature,
 		fmt.Sprintf("%s multiplies 16 rows, wStride bytes apart, by %d vectors: y[c][0:16], stride bytes apart.", name, cols))
 	x, n, r := a.param("x"), a.param("blocks"), newRows(a, a.param("w"), a.param("wStride"))
 	ahead := r.ahead(a)
@@ -241,7 +253,7 @@ func direct(a *asm, f *blockForm, cols int) {
 		chains = 2 // sums of integers, to be added: one would have to wait for itself
 	}
 	a.loop("block", n, func() {
-		f.prefetch(a, ahead)
+		a.prefetch(f.bytes, ahead)
 		acc := a.zmms(cols * chains)
 		for i, v := range acc {
 			a.VPXORD(v, v, v)
@@ -406,8 +418,7 @@ func quantise(a *asm) {
 	dst, r, n := a.param("dst"), rows{}, a.param("blocks")
 	r.p[0], r.stride, r.s3 = a.param("src"), a.param("stride"), a.GP64()
 	a.LEAQ(operand.Mem{Base: r.stride, Index: r.stride, Scale: 2}, r.s3)
-	abs, inf := a.broadcast(0x7fffffff), a.broadcast(0x7f7fffff)
-	d127, tiny, one, nan := a.broadcast(0x42fe0000), a.broadcast(0x00800000), a.broadcast(0x3f800000), a.broadcast(0x7fc00000)
+	abs := a.broadcast(0x7fffffff)
 	a.loop("block", n, func() {
 		v, top := a.zmms(8), a.zmms(4)
 		for c := range 4 {
@@ -419,28 +430,14 @@ func quantise(a *asm) {
 			a.VPMAXSD(t, top[c], top[c])
 		}
 		m := a.reduce4(top, func(x, y reg.VecVirtual) { a.VPMAXSD(x.AsX(), y.AsX(), y.AsX()) }, func(x, y reg.VecVirtual) { a.VPMAXSD(x.AsY(), y.AsY(), y.AsY()) })
-		// scale is top ÷ 127, or 0 or NaN for a block that has no q.
-		scale, inv, small, large := a.XMM(), a.XMM(), a.XMM(), a.XMM()
-		a.VDIVPS(d127.AsX(), m.AsX(), scale)
-		k := a.K()
-		a.VCMPPS(operand.U8(1), tiny.AsX(), scale, k) // less than
-		a.VPMOVM2D(k, small)
-		a.VPCMPGTD(inf.AsX(), m.AsX(), k)
-		a.VPMOVM2D(k, large)
-		a.VPANDND(scale, small, scale)
-		a.VDIVPS(scale, one.AsX(), inv)
-		t := a.XMM()
-		a.VPANDD(large, nan.AsX(), t)
-		a.VPANDND(scale, large, scale)
-		a.VPORD(t, scale, scale)
-		a.VPORD(large, small, small) // no q
-		a.VMOVUPS(scale, at(dst, offScale))
+		scale, inv, small := a.scale127(m)
+		a.VMOVUPS(scale.AsX(), at(dst, offScale))
 		isum, q := a.zmms(4), a.xmms(8)
 		for c := range 4 {
 			f, keep := a.ZMM(), a.ZMM()
-			a.VPSHUFD(operand.U8(c*0x55), inv, f.AsX())
+			a.VPSHUFD(operand.U8(c*0x55), inv.AsX(), f.AsX())
 			a.VBROADCASTSS(f.AsX(), f)
-			a.VPSHUFD(operand.U8(c*0x55), small, keep.AsX())
+			a.VPSHUFD(operand.U8(c*0x55), small.AsX(), keep.AsX())
 			a.VPBROADCASTD(keep.AsX(), keep)
 			for h := range 2 {
 				u := v[2*c+h]
@@ -454,7 +451,7 @@ func quantise(a *asm) {
 		s := a.reduce4(isum, func(x, y reg.VecVirtual) { a.VPADDD(x.AsX(), y.AsX(), y.AsX()) }, func(x, y reg.VecVirtual) { a.VPADDD(x.AsY(), y.AsY(), y.AsY()) })
 		f, zero := a.XMM(), a.XMM()
 		a.VCVTDQ2PS(s.AsX(), f)
-		a.VMULPS(scale, f, f)
+		a.VMULPS(scale.AsX(), f, f)
 		a.VMOVUPS(f, at(dst, offSum))
 		a.VPSLLD(operand.U8(7), s.AsX(), f)
 		a.VPXORD(zero, zero, zero)
@@ -469,6 +466,27 @@ func quantise(a *asm) {
 		a.ADDQ(operand.I32(recordBytes), dst)
 	})
 	a.done()
+}
+
+// scale127 is top ÷ 127 and 1 ÷ that, for four vectors. none is set for those
+// that have no q: their scale is 0 or NaN.
+func (a *asm) scale127(top reg.VecVirtual) (scale, inv, none reg.VecVirtual) {
+	scale, inv, none = a.ZMM(), a.ZMM(), a.ZMM()
+	x := func(v reg.VecVirtual) reg.Register { return v.AsX() }
+	large, t, k := a.ZMM(), a.ZMM(), a.K()
+	a.VDIVPS(a.constant(0x42fe0000), x(top), x(scale))
+	a.VCMPPS(operand.U8(1), a.constant(0x00800000), x(scale), k) // less than
+	a.VPMOVM2D(k, x(none))
+	a.VPCMPGTD(a.constant(0x7f7fffff), x(top), k)
+	a.VPMOVM2D(k, x(large))
+	a.VPANDND(x(scale), x(none), x(scale))
+	a.VMOVUPS(a.constant(0x3f800000), x(t))
+	a.VDIVPS(x(scale), x(t), x(inv))
+	a.VPANDD(a.constant(0x7fc00000), x(large), x(t))
+	a.VPANDND(x(scale), x(large), x(scale))
+	a.VPORD(x(t), x(scale), x(scale))
+	a.VPORD(x(large), x(none), x(none))
+	return scale, inv, none
 }
 
 // transpose transposes four registers of four words.
