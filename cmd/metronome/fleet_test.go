@@ -90,28 +90,72 @@ func background(t *testing.T, f func(context.Context) error) {
 	})
 }
 
-// idle waits until nothing is open anywhere: every request has ended on both legs.
-func (f *roles) idle(t *testing.T) {
+// idle waits until nothing is open anywhere: every request has ended on both
+// legs, and its pages are given back.
+func (f *roles) idle(t *testing.T) { t.Helper(); f.idleWithin(t, 5*time.Second) }
+
+func (f *roles) idleWithin(t *testing.T, limit time.Duration) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
-		var open []string
+	f.until(t, limit, "something is held", func() (held []string) {
 		for _, base := range []string{f.serve, f.prefill, f.decode, f.router} {
-			a := send(context.Background(), "GET", base+"/debug/requests", nil)
-			var rows []json.RawMessage
-			if err := json.Unmarshal(a.body, &rows); err != nil || len(rows) > 0 {
-				open = append(open, base+" "+a.String())
+			if rows, a := f.open(base); len(rows) > 0 {
+				held = append(held, base+" "+a.String())
 			}
+			held = append(held, holds(t, base)...)
 		}
-		if len(open) == 0 {
+		return held
+	})
+}
+
+// row is a request in a live table.
+type row struct{ RID, Phase string }
+
+func (f *roles) open(base string) (rows []row, a answer) {
+	a = send(context.Background(), "GET", base+"/debug/requests", nil)
+	if json.Unmarshal(a.body, &rows) != nil {
+		rows = []row{{}}
+	}
+	return rows, a
+}
+
+// until waits for something to become empty.
+func (f *roles) until(t *testing.T, limit time.Duration, what string, left func() []string) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	if raceBuild {
+		limit *= 3
+	}
+	for end := time.Now().Add(limit); ; <-tick.C {
+		list := left()
+		if len(list) == 0 {
 			return
 		}
 		if time.Now().After(end) {
-			t.Errorf("after 5 s requests are open: %v", open)
+			t.Errorf("after %v %s: %.1000q", limit, what, list)
 			return
 		}
 	}
+}
+
+// gauge is a line of /metrics that counts requests, or pages that somebody has.
+var gauge = regexp.MustCompile(`(?m)^(metronome_num_\w+|metronome_kv_pages\{state="(?:owned|quarantined)"\}) (\S+)$`)
+
+// holds are the gauges that are not zero. None is ever below.
+func holds(t *testing.T, base string) (held []string) {
+	t.Helper()
+	a := send(context.Background(), "GET", base+"/metrics", nil)
+	for _, m := range gauge.FindAllSubmatch(a.body, -1) {
+		if v := string(m[2]); strings.HasPrefix(v, "-") {
+			t.Errorf("%s: %s is %s", base, m[1], v)
+		} else if v != "0" {
+			held = append(held, fmt.Sprintf("%s %s %s", base, m[1], v))
+		}
+	}
+	if a.status != 200 {
+		held = append(held, base+": "+a.String())
+	}
+	return held
 }
 
 // answer is what came back. status 0: the connection broke, body says how.
