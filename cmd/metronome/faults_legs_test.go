@@ -152,7 +152,7 @@ func streamed(t *testing.T, a answer, n int) []string {
 	return texts
 }
 
-// Shows F-25. Choices of one prompt, and of a batch of prompts, come in their
+// Choices of one prompt, and of a batch of prompts, come in their
 // order with their indexes, streamed and not, fifty at a time, and are those of
 // each prompt alone; a client that leaves when one of them is whole leaves nothing.
 func TestF25Choices(t *testing.T) {
@@ -204,7 +204,7 @@ func TestF25Choices(t *testing.T) {
 	}
 }
 
-// Shows F-27. Two rooms that are one as floats are two on both legs, at the same
+// Two rooms that are one as floats are two on both legs, at the same
 // time, and so are two seeds.
 func TestF27RoomsAndSeeds(t *testing.T) {
 	f := startRoles(t, nil)
@@ -246,7 +246,7 @@ func TestF27RoomsAndSeeds(t *testing.T) {
 	}
 }
 
-// Shows F-28. Requests that have one id, by header and by field, are as many
+// Requests that have one id, by header and by field, are as many
 // requests: the end of one ends no other, and no gauge goes below zero.
 func TestF28SameIDs(t *testing.T) {
 	f := startRoles(t, nil)
@@ -276,11 +276,13 @@ func TestF28SameIDs(t *testing.T) {
 	}
 }
 
-// Shows F-31. Clients leave while their requests are queued, before the first
+// Clients leave while their requests are queued, before the first
 // token, after one chunk, and at random tokens while others come and go: nothing
 // runs on for them two seconds later, and requests that follow take as long as before.
 func TestF31GoneClients(t *testing.T) {
-	f := startRoles(t, simulated(func(_ worker.Role, c *worker.Config) { c.MaxRunning, c.SimPrefillRate, c.SimDecodeBase = 4, 400, 2*time.Millisecond }))
+	f := startRoles(t, simulated(func(_ worker.Role, c *worker.Config) {
+		c.MaxRunning, c.SimPrefillRate, c.SimDecodeBase = 4, 400, 2*time.Millisecond
+	}))
 	body := func(prompt, n int) string {
 		return fmt.Sprintf(`{"prompt":%q,"stream":true,"max_tokens":%d}`, strings.Repeat("x", prompt), n)
 	}
@@ -354,7 +356,7 @@ func TestF31GoneClients(t *testing.T) {
 	}
 }
 
-// Shows F-35. What decode refuses, or gives up because its client has left its
+// What decode refuses, or gives up because its client has left its
 // full queue, is given up by prefill too: its pages are free and its queue is
 // empty within two seconds, and the client hears what decode says.
 func TestF35DecodeRefuses(t *testing.T) {

@@ -35,6 +35,7 @@ type stub struct {
 	addr  string
 	serve func(s *stub, w http.ResponseWriter, r *http.Request, body []byte)
 	srv   *http.Server
+	idle  time.Duration // after which it closes an idle connection; 0: never
 
 	mu     sync.Mutex
 	health http.HandlerFunc // under mu: probes come at any time; nil: 200
@@ -81,7 +82,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *stub) start(f *fleet) {
-	s.srv = &http.Server{Handler: s, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	s.srv = &http.Server{Handler: s, IdleTimeout: s.idle, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	ln := f.net.listen(f.t, s.addr)
 	go s.srv.Serve(ln)
 }

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -269,21 +270,33 @@ func TestRetryBudget(t *testing.T) {
 	})
 }
 
+// While the router drains it is not ready and takes nothing; what ends in time
+// ends whole, each in its own time, and what does not ends by name when the time
+// is up: a stream with an event, what has had no byte with a status.
 func TestDrain(t *testing.T) {
 	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
 		slow := "data: 1\n\n"
 		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
-			stream(0, slow)(s, w, r, b)
-			if strings.Contains(string(b), "short") {
-				time.Sleep(5 * time.Second)
-				io.WriteString(w, "data: [DONE]\n\n")
+			if strings.Contains(string(b), `"stream":false`) {
+				<-r.Context().Done()
 				return
+			}
+			stream(0, slow)(s, w, r, b)
+			for text, d := range map[string]time.Duration{"short": 5 * time.Second, "longer": 18 * time.Second} {
+				if strings.Contains(string(b), `"text":"`+text) {
+					time.Sleep(d)
+					io.WriteString(w, "data: [DONE]\n\n")
+					return
+				}
 			}
 			<-r.Context().Done()
 		}
-		short, long := make(chan reply, 1), make(chan reply, 1)
-		go func() { short <- f.post("/generate", `{"text":"short","stream":true}`) }()
-		go func() { long <- f.post("/generate", `{"text":"long","stream":true}`) }()
+		begin := func(text string, stream bool) chan reply {
+			c := make(chan reply, 1)
+			go func() { c <- f.post("/generate", fmt.Sprintf(`{"text":%q,"stream":%v}`, text, stream)) }()
+			return c
+		}
+		short, longer, long, whole := begin("short", true), begin("longer", true), begin("endless", true), begin("endless", false)
 		time.Sleep(time.Second)
 		began := time.Now()
 		f.stop()
@@ -294,11 +307,16 @@ func TestDrain(t *testing.T) {
 		if got := f.post("/generate", ask); got.status != 503 || got.code(t) != "draining" || got.header.Get("Retry-After") == "" {
 			t.Errorf("%+v", got)
 		}
-		if got := <-short; got.body != slow+"data: [DONE]\n\n" {
-			t.Errorf("%+v", got)
+		for c, took := range map[chan reply]time.Duration{short: 5 * time.Second, longer: 18 * time.Second} {
+			if got := <-c; got.body != slow+"data: [DONE]\n\n" || got.took.Round(time.Second) != took {
+				t.Errorf("%+v", got)
+			}
 		}
 		got := <-long
 		if got.code(t) != "draining" || !strings.HasPrefix(got.body, slow) {
+			t.Errorf("%+v", got)
+		}
+		if got := <-whole; got.code(t) != "draining" || got.status != 503 {
 			t.Errorf("%+v", got)
 		}
 		f.ended <- <-f.ended

@@ -114,8 +114,8 @@ func breaking(n, at int, how func(*stub, http.ResponseWriter, *http.Request)) fu
 	}
 }
 
-// However a decode fails in the middle of a stream, another one goes on with it,
-// and the client sees nothing of that.
+// Shows F-50. However a decode fails in the middle of a stream, another one goes
+// on with it, and the client sees nothing of that.
 func TestStreamMoves(t *testing.T) {
 	for name, how := range breaks {
 		t.Run(name, func(t *testing.T) {

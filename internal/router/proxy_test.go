@@ -31,6 +31,7 @@ func TestWholeAnswerPassesUnchanged(t *testing.T) {
 	})
 }
 
+// Shows F-25, F-62. Each item of a batch, and each of its choices, has a room of its own.
 func TestBatchHasARoomForEachItem(t *testing.T) {
 	inFleet(t, 1, 1, func(c *Config) { c.Prefill[0] += ",8998" }, func(t *testing.T, f *fleet) {
 		reg := &stub{addr: "p0:8998"}
@@ -175,8 +176,8 @@ func TestErrorsWithoutAnotherPair(t *testing.T) {
 	}
 }
 
-// A failure after the first byte is an error event, the end of the connection,
-// and no [DONE].
+// Shows F-50. A failure after the first byte is an error event, the end of the
+// connection, and no [DONE].
 func TestFailureInsideAStream(t *testing.T) {
 	event := "data: {\"id\":1}\n\n"
 	for _, c := range []struct {
@@ -376,7 +377,8 @@ func TestSlowClientHoldsDecodeBack(t *testing.T) {
 	})
 }
 
-// A pooled connection that the worker closed meanwhile costs no request.
+// Shows F-49. A pooled connection that the worker closed meanwhile, because it
+// was restarted, costs no request.
 func TestStaleConnection(t *testing.T) {
 	inFleet(t, 1, 1, func(c *Config) { c.HealthFails = 100 }, func(t *testing.T, f *fleet) {
 		for range 3 {
@@ -436,6 +438,62 @@ func TestF49IdleConnectionClosedInTheWay(t *testing.T) {
 			t.Errorf("%d and %d requests: sent again although the connection was new", p, d)
 		}
 	})
+}
+
+// F-49: workers close connections that were idle for 5 s, as SGLang's do, and
+// requests come just before, at and just after that moment, and that of our own
+// limit, 500 times. A worker restarts between two requests. None fails.
+func TestF49RequestsAroundIdleLimits(t *testing.T) {
+	inFleet(t, 1, 1, func(c *Config) { c.Retries = 0 }, func(t *testing.T, f *fleet) {
+		for _, s := range []*stub{f.p[0], f.d[0]} {
+			s.kill()
+			s.idle = 5 * time.Second
+			s.start(f)
+		}
+		time.Sleep(2 * time.Second)
+		for i := range 500 {
+			gap := map[bool]time.Duration{true: 5 * time.Second, false: workerIdle}[i%2 == 0]
+			time.Sleep(gap + time.Duration(i%21-10)*time.Millisecond - 20*time.Millisecond) // an answer takes 20 ms or so
+			if i%50 == 49 {
+				f.p[0].kill()
+				f.p[0].start(f)
+			}
+			if got := f.post("/v1/chat/completions", chat); got.body != usual {
+				t.Fatalf("request %d: %+v", i, got)
+			}
+		}
+	})
+}
+
+// Shows F-50. An answer that is no stream and breaks off in its middle is no
+// answer: another decode gives it, or the client hears an error.
+func TestWholeAnswerIsCut(t *testing.T) {
+	for _, decodes := range []int{1, 2} {
+		for _, length := range []bool{true, false} {
+			inFleet(t, 1, decodes, nil, func(t *testing.T, f *fleet) {
+				for _, s := range f.d {
+					s.serve = answers(whole)
+				}
+				f.d[0].serve = func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) {
+					w.Header().Set("Content-Type", "application/json")
+					if length {
+						w.Header().Set("Content-Length", fmt.Sprint(len(whole)))
+					}
+					io.WriteString(w, whole[:len(whole)/2])
+					w.(http.Flusher).Flush()
+					time.Sleep(time.Millisecond)
+					panic(http.ErrAbortHandler)
+				}
+				got := f.post("/generate", ask)
+				if decodes == 2 && (got.status != 200 || got.body != whole) {
+					t.Errorf("with another decode: %+v", got)
+				}
+				if decodes == 1 && (got.status != 502 || got.code(t) != "decode_unreachable") {
+					t.Errorf("without another decode: %+v", got)
+				}
+			})
+		}
+	}
 }
 
 func TestRefusedRequests(t *testing.T) {
