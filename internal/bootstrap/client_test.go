@@ -338,7 +338,7 @@ func TestClientMeetsServer(t *testing.T) {
 	})
 }
 
-// Hung addresses cost a healthy one nothing.
+// Hung addresses cost a healthy one nothing. Shows F-01.
 func TestHungAddressesShareNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemNet()

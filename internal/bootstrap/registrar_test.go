@@ -218,7 +218,7 @@ func TestRegistrarAtAForeignRegistry(t *testing.T) {
 
 // Twenty workers whose registry stops answering for 15 s and comes back do not
 // call in step: no 200 ms hold more than a quarter of them, during it or after,
-// and none is lost.
+// and none is lost. Shows F-05.
 func TestRegistrarsSpreadOut(t *testing.T) {
 	for seed := range uint64(10) {
 		synctest.Test(t, func(t *testing.T) {

@@ -290,6 +290,8 @@ func TestInstanceAndFingerprintTravelInHeaders(t *testing.T) {
 	wantAll("p2", "f2", 200)
 }
 
+// Nobody without the token changes anything, and where strangers reach the registry there must be one.
+// Shows F-78.
 func TestWritesNeedTheToken(t *testing.T) {
 	room := `{"bootstrap_room":1,"dp_rank":0}`
 	for _, c := range []struct {
@@ -371,6 +373,7 @@ func raw(t *testing.T, m *memNet, addr string, send func(io.Writer)) (status int
 	return status, after
 }
 
+// What is too long, too slow or no HTTP is answered by name and cut. Shows F-78.
 func TestLimitsOnTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemNet()

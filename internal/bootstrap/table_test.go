@@ -95,6 +95,7 @@ func TestHTTPPortOnlyWhenAnnounced(t *testing.T) {
 	}
 }
 
+// Nothing is left of an instance that another one has replaced. Shows F-19, F-21.
 func TestAnotherInstanceStartsAFreshRecord(t *testing.T) {
 	table := NewTable(TableConfig{})
 	must(t, table, rank(1, 0, 1, 0)) // SGLang's, without an id
@@ -160,6 +161,7 @@ func TestRanksOfOneWorkerMustAgree(t *testing.T) {
 	}
 }
 
+// An address that only its own host can reach is not taken where others would read it. Shows F-82.
 func TestLoopbackAddresses(t *testing.T) {
 	for _, c := range []struct {
 		bind, ip string
@@ -190,6 +192,7 @@ func TestLoopbackAddresses(t *testing.T) {
 	}
 }
 
+// A worker has a bounded number of ranks. Shows F-78.
 func TestTableIsBounded(t *testing.T) {
 	table := NewTable(TableConfig{})
 	must(t, table, rank(1, 0, 1, 0))
@@ -207,6 +210,7 @@ func TestTableIsBounded(t *testing.T) {
 	wantReady(t, table, 1, true)
 }
 
+// A room is forgotten. Shows F-29.
 func TestRoomsLiveOneToTwoIntervals(t *testing.T) {
 	table := NewTable(TableConfig{})
 	const ttl = 120 * time.Second
@@ -233,6 +237,7 @@ func TestRoomsLiveOneToTwoIntervals(t *testing.T) {
 	}
 }
 
+// Rooms without end cost bounded memory, and those of now stay known. Shows F-29.
 func TestFloodOfRoomsDropsTheOldest(t *testing.T) {
 	table := NewTable(TableConfig{RoomsMax: 1000})
 	for i := range int64(100_000) {

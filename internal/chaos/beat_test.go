@@ -110,7 +110,7 @@ const beatWindow = 10 * time.Second
 
 // The beat: one running stream, then 1, 16 and 1,000 hung addresses of mixed
 // kinds. Quiet and faulty windows alternate; a hung peer may cost memory and
-// nothing else.
+// nothing else. Shows F-01.
 func TestBeat(t *testing.T) {
 	for _, n := range []int{1, 16, 1000} {
 		t.Run(fmt.Sprintf("%d hung", n), func(t *testing.T) {

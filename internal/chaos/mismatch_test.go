@@ -78,7 +78,7 @@ var mismatches = []struct {
 }
 
 // Mismatches end as rules 9, 16 and 17 of docs/peers.md say, in both modes,
-// also when they are found on the last attempt: never as spent attempts.
+// also when they are found on the last attempt: never as spent attempts. Shows F-69.
 func TestMismatch(t *testing.T) {
 	for _, mode := range []string{"fatal", "reject"} {
 		for _, m := range mismatches {

@@ -148,7 +148,7 @@ func TestAvailableIsExact(t *testing.T) {
 }
 
 // Hashes find candidates only: pages with the same hash are told apart by
-// parent and tokens.
+// parent and tokens. Shows F-73.
 func TestCollidingPagesAreToldApart(t *testing.T) {
 	p := NewPool(4, 1, 0)
 	var b BlockTable

@@ -221,7 +221,7 @@ func TestRevokeStalled(t *testing.T) {
 }
 
 // TestCutEverywhere: the connection breaks at every byte of both directions.
-// Each room has landed or fails on both sides, and all pages come back.
+// Each room has landed or fails on both sides, and all pages come back. Shows F-09.
 func TestCutEverywhere(t *testing.T) {
 	for _, toP := range []bool{false, true} {
 		at, _ := offsets(t, toP)
@@ -291,7 +291,7 @@ func TestCloseEverywhere(t *testing.T) {
 }
 
 // TestCorruptEverywhere: one bit flips at every byte that matters. A bad head
-// closes the link, a bad payload fails its room only; nothing lands wrong.
+// closes the link, a bad payload fails its room only; nothing lands wrong. Shows F-09.
 func TestCorruptEverywhere(t *testing.T) {
 	for _, toP := range []bool{false, true} {
 		at, inside := offsets(t, toP)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestRefusals: what does not fit is refused by name with both values, on
-// whichever side it is seen first, and is told apart for the scheduler.
+// whichever side it is seen first, and is told apart for the scheduler. Shows F-19, F-69.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name, code, text string
@@ -75,7 +75,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWelcomeJudged: D does not trust P to refuse.
+// TestWelcomeJudged: D does not trust P to refuse. Shows F-69.
 func TestWelcomeJudged(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
@@ -119,7 +119,7 @@ func dialRaw(t *testing.T, play func(*raw)) error {
 	return err
 }
 
-// TestStrangePrefill: D names what it met where it looked for a prefill.
+// TestStrangePrefill: D names what it met where it looked for a prefill. Shows F-18.
 func TestStrangePrefill(t *testing.T) {
 	for _, c := range []struct{ name, text, answer string }{
 		{"ZMTP", "p0 does not speak KV transfer: it answers with a ZMTP greeting", "\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"},

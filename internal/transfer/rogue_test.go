@@ -173,7 +173,7 @@ func (r *rig) works(id uint64) {
 	}
 }
 
-// TestRogueDecodeRoom: what fails one room only.
+// TestRogueDecodeRoom: what fails one room only. Shows F-29.
 func TestRogueDecodeRoom(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, options{sender: func(c *SenderConfig) { c.MaxParked = 3 }})
@@ -232,7 +232,7 @@ func TestRogueDecodeRoom(t *testing.T) {
 }
 
 // TestGrantFlood: a D that grants without end and reads nothing is cut off;
-// what it makes P keep is bounded.
+// what it makes P keep is bounded. Shows F-29.
 func TestGrantFlood(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, options{sender: func(c *SenderConfig) { c.MaxParked = 10 }, buffer: 4 << 10})

@@ -197,7 +197,7 @@ func simAnswer(prompt []int32, n int) (out []int32) {
 
 // The beat: a thousand requests for addresses that hang cost the running
 // sequences not one tick, and a request for a healthy prefill that comes in
-// the middle of it is served at once. Each of the others ends by name.
+// the middle of it is served at once. Each of the others ends by name. Shows F-01.
 func TestBeatSurvivesHungPeers(t *testing.T) {
 	inBubble(t, Config{}, Config{ParallelInfoAttempts: 3}, func(t *testing.T, c *city, d *Worker) {
 		steady := c.legs(t, d, "good:1", text(1, 100), 3000)

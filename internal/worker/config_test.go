@@ -55,6 +55,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+// Each rank has an address of its own, the advertised host goes before the bound one, and a wildcard is
+// never published. Shows F-82.
 func TestKVListeners(t *testing.T) {
 	cfg := Config{Role: Prefill, Insecure: true, KVListen: "0.0.0.0:0", DP: 2, TP: 2, Advertise: "kv.example"}
 	lns, err := cfg.bindKV()

@@ -223,22 +223,25 @@ func settled(t *testing.T, w *Worker) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	for {
-		left := 0
-		counts, err := table(ctx, w, func(l *loop) []int {
-			n := l.pool.Count()
-			return []int{n[kv.Owned] + n[kv.Quarantined] + len(l.open) + int(max(l.jobs.Load(), -l.jobs.Load()))}
-		})
+	for left := 1; left > 0; {
+		n, err := leftIn(ctx, w)
 		if err != nil {
 			t.Fatalf("%s worker: %d pages and requests are left", w.cfg.Role, left)
 		}
-		for _, n := range counts {
-			left += n
-		}
-		if left == 0 {
-			return
-		}
+		left = n
 	}
+}
+
+// leftIn counts the pages and requests in a worker.
+func leftIn(ctx context.Context, w *Worker) (left int, err error) {
+	counts, err := table(ctx, w, func(l *loop) []int {
+		n := l.pool.Count()
+		return []int{n[kv.Owned] + n[kv.Quarantined] + len(l.open) + int(max(l.jobs.Load(), -l.jobs.Load()))}
+	})
+	for _, n := range counts {
+		left += n
+	}
+	return left, err
 }
 
 // A request without a seed draws one at P, and D goes on with it, also after a
