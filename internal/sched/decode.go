@@ -33,6 +33,7 @@ type Decode struct {
 	passed    []*decodeReq // scratch of begin
 	stuck     stuck[*decodeReq]
 	shares    map[string]share // by address of a prefill; of this turn
+	tell      time.Duration    // when P hears next of rooms that wait for pages; Never: none waits
 	seen      uint64           // serve: the pool's chances at the last Ready
 
 	batch   Batch           // the one outstanding, or memory for the next
@@ -50,6 +51,7 @@ type decodeReq struct {
 	prompt   int     // how many of tokens are prompt
 	max      int     // output tokens at most
 	stop     []int32
+	digest   uint64 // of the prompt
 	want     Want
 	deadline time.Duration
 	silent   time.Duration // Transfer: when silence about the grant has lasted too long
@@ -90,7 +92,7 @@ func (c *DecodeConfig) defaults() {
 // with the prefill core that the same goroutine steps.
 func NewDecode(cfg DecodeConfig, pool *kv.Pool) *Decode {
 	cfg.defaults()
-	d := &Decode{cfg: cfg, pool: pool, armed: Never, reqs: map[ReqID]*decodeReq{}, grants: map[GrantID]*grant{}, shares: map[string]share{}}
+	d := &Decode{cfg: cfg, pool: pool, armed: Never, tell: Never, reqs: map[ReqID]*decodeReq{}, grants: map[GrantID]*grant{}, shares: map[string]share{}}
 	if !cfg.Serve {
 		d.peers = NewPeers(cfg.Peers)
 	}
@@ -289,7 +291,8 @@ func (d *Decode) Ready() *DecodeReady {
 		d.hear() // of those that were preempted just now
 	}
 	d.admit()
-	d.ready.Deadline = d.timers.next()
+	d.tellWaiting()
+	d.ready.Deadline = min(d.timers.next(), d.tell)
 	if d.cfg.Serve {
 		d.pool.SetReserve(d.growth())
 		if c := d.pool.Chances(); c != d.seen {
@@ -356,7 +359,7 @@ func (d *Decode) record(s *Submit) *decodeReq {
 	d.arrivals++
 	n := len(s.Prompt)
 	r := &decodeReq{
-		id: s.Req, arrival: d.arrivals, tokens: s.Prompt[:n:n], prompt: n, max: s.MaxTokens, stop: s.StopIDs,
+		id: s.Req, arrival: d.arrivals, tokens: s.Prompt[:n:n], prompt: n, max: s.MaxTokens, stop: s.StopIDs, digest: s.Digest,
 		want:     Want{Req: s.Req, Addr: s.Addr, Room: s.Room, DPRank: s.DPRank},
 		deadline: s.Deadline, silent: Never, row: -1,
 	}
@@ -401,6 +404,29 @@ func (d *Decode) admit() {
 		d.open(r)
 		if d.peers.stats.Known > 1 {
 			d.addShare(r)
+		}
+	}
+}
+
+// noticeEvery is how often P hears of a room that waits for pages. It waits
+// for a grant by --bootstrap-timeout, which is much longer.
+const noticeEvery = time.Second
+
+// tellWaiting lets P know of the rooms that wait here for pages: they are
+// neither lost nor forgotten, however long it takes.
+func (d *Decode) tellWaiting() {
+	q := &d.in[Preallocate]
+	switch {
+	case q.len() == 0:
+		d.tell = Never
+	case d.tell == Never:
+		d.tell = d.now + noticeEvery
+	case d.tell <= d.now:
+		d.tell = d.now + noticeEvery
+		for _, r := range q.s {
+			if !r.granted && len(r.links) > 0 {
+				d.ready.Notices = append(d.ready.Notices, Notice{Link: r.links[0], Room: r.want.Room, Waits: true})
+			}
 		}
 	}
 }
@@ -485,10 +511,10 @@ func (d *Decode) open(r *decodeReq) {
 	d.lastGrant++
 	r.grant = &grant{id: d.lastGrant, req: r}
 	d.grants[r.grant.id] = r.grant
-	g := Grant{Grant: r.grant.id, Req: r.id, Room: r.want.Room, Links: r.links, Tokens: len(r.tokens),
+	g := Grant{Grant: r.grant.id, Req: r.id, Room: r.want.Room, Digest: r.digest, Links: r.links, Tokens: len(r.tokens),
 		Prefix: r.table.Shared() * d.pool.PageSize(), Pages: r.table.Pages()[r.table.Shared():]}
 	if r.granted {
-		g.Recompute, g.Index = r.tokens, r.output()
+		g.Recompute, g.Index, g.Digest = r.tokens, r.output(), 0
 	}
 	r.granted = true
 	passed(&r.times.Granted, d.now)
@@ -566,7 +592,7 @@ func (d *Decode) fail(r *decodeReq, e *Error) {
 // end ends r: the one place that finishes a request.
 func (d *Decode) end(r *decodeReq, why Reason, e *Error, completion int) {
 	if r.phase == Preallocate && !r.granted && len(r.links) > 0 {
-		d.ready.Notices = append(d.ready.Notices, AbortNotice{Link: r.links[0], Room: r.want.Room})
+		d.ready.Notices = append(d.ready.Notices, Notice{Link: r.links[0], Room: r.want.Room})
 	}
 	d.yield(r)
 	d.forget(r)

@@ -31,6 +31,7 @@ type Submit struct {
 	StopIDs   []int32       // ids that end the answer (end-of-sequence among them unless ignored); emitted and counted as the last token
 	Addr      string        // bootstrap address host:port; "": pages come by Adopt
 	Room      int64         // 0 … 2^63-1
+	Digest    uint64        // of the prompt: P delivers only what it computed for the same
 	DPRank    int           // the prefill's DP rank when the request names it, else -1
 	Deadline  time.Duration // since process start; Never: none
 }
@@ -82,6 +83,7 @@ type Grant struct {
 	Grant     GrantID
 	Req       ReqID
 	Room      int64
+	Digest    uint64    // of Submit; 0 with Recompute
 	Links     []LinkID  // all links of the room, ascending
 	Prefix    int       // tokens that D holds already: whole pages, not sent
 	Tokens    int       // tokens that P must deliver up to: pages cover [Prefix, Tokens)
@@ -90,10 +92,12 @@ type Grant struct {
 	Index     int       // Recompute: index of the output token that FIRST will carry
 }
 
-// AbortNotice tells P that a room which was never granted has ended at D.
-type AbortNotice struct {
-	Link LinkID
-	Room int64
+// Notice tells P of a room that was never granted: it has ended at D, or it
+// waits there for pages, so that P does not take a busy D for a dead one.
+type Notice struct {
+	Link  LinkID
+	Room  int64
+	Waits bool
 }
 
 // Preempt tells the driver of serve that a running request lost its pages and
@@ -113,7 +117,7 @@ type DecodeReady struct {
 	Batch    *Batch // at most one outstanding; nil: none to start
 	Grants   []Grant
 	Revokes  []GrantID // drop the grant's entries on all links, send ABORT
-	Notices  []AbortNotice
+	Notices  []Notice
 	Preempts []Preempt    // serve only
 	Peer     []PeerAction // for the peer network
 	Fatal    *Error       // sticky; every open request has ended; exit 1 within 1 s

@@ -117,7 +117,11 @@ func (r *DecodeReady) String() string {
 		fmt.Fprintf(&b, "revoke grant %d\n", g)
 	}
 	for _, n := range r.Notices {
-		fmt.Fprintf(&b, "notice: room %d on link %d\n", n.Room, n.Link)
+		what := "has ended"
+		if n.Waits {
+			what = "waits"
+		}
+		fmt.Fprintf(&b, "notice: room %d %s on link %d\n", n.Room, what, n.Link)
 	}
 	for _, p := range r.Preempts {
 		fmt.Fprintf(&b, "preempt request %d: %d tokens, index %d\n", p.Req, len(p.Tokens), p.Index)

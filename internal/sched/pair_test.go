@@ -52,7 +52,7 @@ func (w *pair) decode(i int) error {
 			p.ToP(&sched.SubmitPrefill{Req: w.next, Prompt: g.Recompute, Room: g.Room, Index: g.Index,
 				MaxHit: len(g.Recompute), Deadline: sched.Never, Grant: key})
 		}
-		p.ToP(&sched.RoomGranted{Key: key, Room: g.Room, Prefix: g.Prefix, Tokens: g.Tokens})
+		p.ToP(&sched.RoomGranted{Key: key, Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens})
 	}
 	e.Revoked = func(g sched.GrantID) {
 		key := sched.GrantKey{Peer: uint64(i), Grant: g}

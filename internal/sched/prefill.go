@@ -47,6 +47,7 @@ type prefillReq struct {
 	arrival   uint64 // those whose answers have begun before all others
 	prompt    []int32
 	room      int64
+	digest    uint64 // of the prompt
 	index     int
 	maxHit    int
 	deadline  time.Duration
@@ -109,6 +110,8 @@ func (p *Prefill) Step(now time.Duration, ev Event) {
 		p.roomGranted(ev)
 	case *RoomClosed:
 		p.roomClosed(ev)
+	case *RoomQueued:
+		p.roomQueued(ev.Room)
 	case *Received:
 		p.end(p.reqs[ev.Req], Prefilled, nil)
 	case *SendFailed:
@@ -284,7 +287,7 @@ func (p *Prefill) record(s *SubmitPrefill) *prefillReq {
 	}
 	p.arrivals++
 	r := &prefillReq{
-		id: s.Req, arrival: p.arrivals, prompt: s.Prompt, room: s.Room, index: s.Index, maxHit: s.MaxHit,
+		id: s.Req, arrival: p.arrivals, prompt: s.Prompt, room: s.Room, digest: s.Digest, index: s.Index, maxHit: s.MaxHit,
 		deadline: s.Deadline, bootstrap: p.now + p.cfg.BootstrapTimeout, key: s.Grant, row: -1,
 	}
 	if !s.again() && !s.Begun {
@@ -327,6 +330,11 @@ func (p *Prefill) granted(r *prefillReq, g *RoomGranted) {
 	case r.key != GrantKey{} && r.key != g.Key:
 		p.refuse(g.Key, errorf(KVTransferFailed, "room %d is granted already, by another grant or decode worker", g.Room))
 		return
+	case g.Digest != r.digest:
+		e := errorf(KVTransferFailed, "the two legs differ: prefill and decode have different prompts for room %d", g.Room)
+		p.refuse(g.Key, e)
+		p.fail(r, e)
+		return
 	case g.Tokens != len(r.prompt) || g.Prefix < 0 || g.Prefix >= g.Tokens || g.Prefix%p.pool.PageSize() != 0:
 		e := errorf(KVTransferFailed, "the grant of room %d covers tokens %d to %d, the prompt has %d (page size %d)",
 			g.Room, g.Prefix, g.Tokens, len(r.prompt), p.pool.PageSize())
@@ -344,6 +352,15 @@ func (p *Prefill) granted(r *prefillReq, g *RoomGranted) {
 	}
 	if r.opened {
 		p.bind(r)
+	}
+}
+
+// roomQueued: D has the room in its queue, so the time for which r waits for a
+// decode worker begins again.
+func (p *Prefill) roomQueued(room int64) {
+	if r := p.rooms[room]; r != nil && !r.granted {
+		r.bootstrap = p.now + p.cfg.BootstrapTimeout
+		p.arm(r)
 	}
 }
 

@@ -15,7 +15,7 @@ type PrefillConfig struct {
 	MaxParked        int           // grants whose request has not come yet [4096]
 	Chunk            int           // tokens of one batch, over all its rows; at least a page [512]
 	Context          int           // tokens of a prompt [8192]
-	BootstrapTimeout time.Duration // how long a request waits for its grant, and a grant for its request [300s]
+	BootstrapTimeout time.Duration // how long a request waits for its grant or a word of it, and a grant for its request [300s]
 	PrefixCache      bool          // share and keep the pages of common prefixes; in serve the same for both cores
 }
 
@@ -23,10 +23,11 @@ type PrefillConfig struct {
 type SubmitPrefill struct {
 	Req       ReqID
 	Prompt    []int32
-	Room      int64 // -1: local (serve): no grant, pages are handed over
-	MaxTokens int   // local: output tokens still wanted, which must fit beside the prompt; else 0
-	Index     int   // index of the output token to draw after the prompt: 0, or more in a recompute
-	MaxHit    int   // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
+	Room      int64  // -1: local (serve): no grant, pages are handed over
+	Digest    uint64 // of the prompt: a grant must have the same; 0 with Grant
+	MaxTokens int    // local: output tokens still wanted, which must fit beside the prompt; else 0
+	Index     int    // index of the output token to draw after the prompt: 0, or more in a recompute
+	MaxHit    int    // 0: no prefix hit; a prefix hit covers at most this many tokens; never more than len(Prompt)-1
 	Deadline  time.Duration
 	Begun     bool // the answer has begun on another worker: it goes before those that have not
 	// Grant is set when the request came as RECOMPUTE: it has no HTTP leg.
@@ -46,8 +47,9 @@ type GrantKey struct {
 type RoomGranted struct {
 	Key    GrantKey
 	Room   int64
-	Prefix int // tokens that D holds already
-	Tokens int // prompt tokens, must equal the request's
+	Digest uint64 // of D's prompt
+	Prefix int    // tokens that D holds already
+	Tokens int    // prompt tokens, must equal the request's
 }
 
 // RoomClosed: D took the grant back (ABORT), or a link of it ended.
@@ -57,6 +59,9 @@ type RoomClosed struct {
 	Room  int64
 	Cause *Error
 }
+
+// RoomQueued: the room waits at D for pages. D is busy, not gone.
+type RoomQueued struct{ Room int64 }
 
 // Received: D has everything and said so on every link. The request is done.
 type Received struct{ Req ReqID }
@@ -74,6 +79,7 @@ type SendQuiesced struct{ Req ReqID }
 func (*SubmitPrefill) event() {}
 func (*RoomGranted) event()   {}
 func (*RoomClosed) event()    {}
+func (*RoomQueued) event()    {}
 func (*Received) event()      {}
 func (*SendFailed) event()    {}
 func (*SendQuiesced) event()  {}

@@ -360,7 +360,7 @@ func (d *decode) submit(j *job) {
 	d.open[j.id] = j
 	d.judge.Submitted(j.id)
 	a := j.leg.ask
-	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, DPRank: -1,
+	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, Digest: sched.Digest(j.prompt), DPRank: -1,
 		Deadline: j.deadline})
 }
 
@@ -392,7 +392,7 @@ func (d *decode) handOut() {
 		d.end.Revoke(uint64(g))
 	}
 	for _, n := range r.Notices {
-		d.end.Notice(uint64(n.Link), n.Room)
+		d.end.Notice(uint64(n.Link), n.Room, n.Waits)
 	}
 	for _, a := range r.Peer {
 		d.peer(a)
@@ -428,7 +428,7 @@ func (d *decode) finish(f sched.Finish) {
 func (d *decode) grant(g *sched.Grant) {
 	j := d.open[g.Req]
 	d.grants[g.Grant] = j
-	spec := transfer.GrantSpec{Grant: uint64(g.Grant), Room: g.Room, Prefix: g.Prefix, Tokens: g.Tokens, Pages: slices.Clone(g.Pages)}
+	spec := transfer.GrantSpec{Grant: uint64(g.Grant), Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens, Pages: slices.Clone(g.Pages)}
 	for _, l := range g.Links {
 		spec.Links = append(spec.Links, uint64(l))
 	}

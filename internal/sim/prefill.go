@@ -172,7 +172,7 @@ func (p *prefill) take(m any) {
 	case *job:
 		p.open[m.id] = m
 		p.judge.Submitted(m.id)
-		p.step(&sched.SubmitPrefill{Req: m.id, Prompt: m.prompt, Room: m.leg.room, MaxHit: len(m.prompt) - 1, Deadline: m.deadline})
+		p.step(&sched.SubmitPrefill{Req: m.id, Prompt: m.prompt, Room: m.leg.room, Digest: sched.Digest(m.prompt), MaxHit: len(m.prompt) - 1, Deadline: m.deadline})
 	case granting:
 		p.granted(m.ev)
 	case sched.Event:
@@ -190,7 +190,7 @@ func (p *prefill) granted(g *transfer.Granted) {
 		p.step(&sched.SubmitPrefill{Req: j.id, Prompt: j.prompt, Room: g.Room, Index: g.Index, MaxHit: len(j.prompt) - 1,
 			Deadline: sched.Never, Grant: key})
 	}
-	p.step(&sched.RoomGranted{Key: key, Room: g.Room, Prefix: g.Prefix, Tokens: g.Tokens})
+	p.step(&sched.RoomGranted{Key: key, Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens})
 }
 
 func (p *prefill) handOut() {
@@ -255,6 +255,8 @@ func (p *prefill) settle() {
 		case *transfer.Closed:
 			key := sched.GrantKey{Peer: ev.Key.Peer, Grant: sched.GrantID(ev.Key.Grant)}
 			p.push(&sched.RoomClosed{Key: key, Room: ev.Room, Cause: fromCause(ev.Cause)})
+		case *transfer.Queued:
+			p.push(&sched.RoomQueued{Room: ev.Room})
 		case *transfer.Received:
 			p.push(&sched.Received{Req: sched.ReqID(ev.Req)})
 		case *transfer.SendFailed:

@@ -48,6 +48,7 @@ type LinkSpec struct {
 type GrantSpec struct {
 	Grant  uint64 // never used twice
 	Room   int64
+	Digest uint64    // of the prompt, which must be that of P's request; not looked at with Recompute
 	Links  []uint64  // every link of the room: one for each pair of ranks that share heads
 	Prefix int       // tokens that D holds already: whole pages, not sent
 	Tokens int       // P delivers the positions [Prefix, Tokens)
@@ -157,6 +158,7 @@ type SenderEvent interface{ senderEvent() }
 type Granted struct {
 	Key       GrantKey
 	Room      int64
+	Digest    uint64
 	Prefix    int
 	Tokens    int
 	Recompute []int32 // nil: a request of P's own is to come or there already
@@ -175,6 +177,10 @@ type Closed struct {
 // Sent: the last DATA of the request has been written.
 type Sent struct{ Req uint64 }
 
+// Queued: a room waits at D for pages, so D is not gone, but busy. D says it
+// again each second.
+type Queued struct{ Room int64 }
+
 // Received: D has everything and said so on every link.
 type Received struct{ Req uint64 }
 
@@ -191,6 +197,7 @@ type SendQuiesced struct{ Req uint64 }
 func (*Granted) senderEvent()      {}
 func (*Closed) senderEvent()       {}
 func (*Sent) senderEvent()         {}
+func (*Queued) senderEvent()       {}
 func (*Received) senderEvent()     {}
 func (*SendFailed) senderEvent()   {}
 func (*SendQuiesced) senderEvent() {}

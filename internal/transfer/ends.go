@@ -82,10 +82,10 @@ func (e *DecodeEnd) Revoke(grant uint64) {
 	e.settle()
 }
 
-// Notice tells P that a room which was never granted has ended.
-func (e *DecodeEnd) Notice(link uint64, room int64) {
+// Notice tells P that a room which was never granted has ended, or waits here.
+func (e *DecodeEnd) Notice(link uint64, room int64, waits bool) {
 	if l := e.links[link]; l != nil && l.notices < maxNotices {
-		l.post(order{kind: kindAbort, l: &l.lane, room: room}, e.most)
+		l.post(order{kind: noticeKind(waits), l: &l.lane, room: room}, e.most)
 	}
 }
 

@@ -49,12 +49,13 @@ type kind uint8
 // str is a u16 length and so many bytes.
 const (
 	kindHello     kind = 1 + iota // str token, str instance, u32 dp, u16 tp, u16 rank, u32 dp cp tp pp wanted, str P instance expected, str fingerprint, str dtype, u32 layers heads token-bytes page-size, u64 credit
-	kindGrant                     // u64 room, u16 D ranks, u32 prefix, u32 tokens, u32 pages
+	kindGrant                     // u64 room, u64 digest of the prompt, u16 D ranks, u32 prefix, u32 tokens, u32 pages
 	kindRecompute                 // as GRANT, u32 index, u32 n, n × i32 token, u32 n, n bytes of sampling
 	kindAbort                     // u64 room; grant 0: a room that was never granted
 	kindReceived                  // nothing
 	kindCredit                    // u64 bytes
 	kindPing                      // nothing
+	kindQueued                    // u64 room: D will grant it when it has pages
 )
 
 // P to D.
@@ -68,7 +69,7 @@ const (
 	kindPong                     // nothing
 )
 
-const grantSize = 22 // bytes of a GRANT's payload
+const grantSize = 30 // bytes of a GRANT's payload
 
 // kinds says what may be on the wire at all.
 var kinds = [256]struct {
@@ -83,6 +84,7 @@ var kinds = [256]struct {
 	kindReceived:  {"RECEIVED", 0, true},
 	kindCredit:    {"CREDIT", 8, false},
 	kindPing:      {"PING", 0, false},
+	kindQueued:    {"QUEUED", 8, false},
 	kindWelcome:   {"WELCOME", 4 * maxText, false},
 	kindRefuse:    {"REFUSE", 2 * maxText, false},
 	kindData:      {"DATA", maxPayload, true},
@@ -433,6 +435,7 @@ func (m *refuse) parse(b []byte) error {
 // grantMsg is GRANT, and RECOMPUTE when tokens is not nil.
 type grantMsg struct {
 	room           int64
+	digest         uint64 // of the prompt; of RECOMPUTE 0
 	dRanks         int
 	prefix, tokens int // positions
 	pages          int
@@ -442,7 +445,7 @@ type grantMsg struct {
 }
 
 func (m *grantMsg) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint64(b, uint64(m.room))
+	b = appendU64(appendU64(b, uint64(m.room)), m.digest)
 	b = binary.LittleEndian.AppendUint16(b, uint16(m.dRanks))
 	b = appendU32(b, m.prefix, m.tokens, m.pages)
 	if m.recompute == nil {
@@ -459,7 +462,7 @@ func (m *grantMsg) append(b []byte) []byte {
 // parse keeps no part of b.
 func (m *grantMsg) parse(k kind, b []byte) error {
 	c := cursor{b: b}
-	m.room = c.room()
+	m.room, m.digest = c.room(), c.u64("digest")
 	m.dRanks = int(c.u16("D ranks"))
 	m.prefix = c.number("prefix", 0, maxTokens)
 	m.tokens = c.number("tokens", 1, maxTokens)
@@ -493,10 +496,11 @@ func (c *cursor) room() int64 {
 	return int64(v)
 }
 
-func parseAbort(b []byte) (room int64, err error) {
+// parseRoom reads ABORT and QUEUED.
+func parseRoom(k kind, b []byte) (room int64, err error) {
 	c := cursor{b: b}
 	room = c.room()
-	return room, c.end(kindAbort)
+	return room, c.end(k)
 }
 
 func parseCredit(b []byte) (uint64, error) {

@@ -45,6 +45,14 @@ func (m *mailbox) post(o order, grants int) bool {
 	return true
 }
 
+// noticeKind is the frame of a notice about a room that was never granted.
+func noticeKind(waits bool) kind {
+	if waits {
+		return kindQueued
+	}
+	return kindAbort
+}
+
 // take empties the mailbox, or of a long one so much as makes a lump.
 func (m *mailbox) take(batch []order) ([]order, uint64) {
 	size := 0
@@ -77,14 +85,14 @@ func encode(b []byte, batch []order, credit uint64, dRanks int) []byte {
 	}
 	for _, o := range batch {
 		if o.p == nil {
-			b = appendFrame(b, kindAbort, 0, func(b []byte) []byte { return appendU64(b, uint64(o.room)) })
+			b = appendFrame(b, o.kind, 0, func(b []byte) []byte { return appendU64(b, uint64(o.room)) })
 			continue
 		}
 		s := &o.p.g.spec
 		var build func([]byte) []byte
 		switch o.kind {
 		case kindGrant, kindRecompute:
-			m := grantMsg{room: s.Room, dRanks: dRanks, prefix: s.Prefix, tokens: s.Tokens, pages: len(s.Pages)}
+			m := grantMsg{room: s.Room, digest: s.Digest, dRanks: dRanks, prefix: s.Prefix, tokens: s.Tokens, pages: len(s.Pages)}
 			if o.kind == kindRecompute {
 				m.recompute, m.index, m.sampling = s.Recompute, s.Index, s.Sampling
 			}

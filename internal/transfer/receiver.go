@@ -299,11 +299,12 @@ func (r *Receiver) Revoke(grant uint64) {
 	r.settle()
 }
 
-// Notice tells P that a room which was never granted has ended. Best effort; never blocks.
-func (r *Receiver) Notice(link uint64, room int64) {
+// Notice tells P that a room which was never granted has ended, or that it
+// waits here for pages. Best effort; never blocks.
+func (r *Receiver) Notice(link uint64, room int64, waits bool) {
 	r.mu.Lock()
 	if l := r.links[link]; l != nil && l.notices < maxNotices {
-		l.post(order{kind: kindAbort, l: &l.lane, room: room})
+		l.post(order{kind: noticeKind(waits), l: &l.lane, room: room})
 	}
 	r.settle()
 }

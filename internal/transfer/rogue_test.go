@@ -134,6 +134,8 @@ func TestRogueDecode(t *testing.T) {
 		{"CREDIT that overflows", whyCredit, [][]byte{control(kindCredit, 0, 255, 255, 255, 255, 255, 255, 255, 255)}},
 		{"HELLO again", whyOrder, [][]byte{appendFrame(nil, kindHello, 0, goodHello(small).append)}},
 		{"PING checksum", whySum, [][]byte{edit(control(kindPing, 0), func(b []byte) { b[32] = 1 })}},
+		{"QUEUED with a grant", whyHead, [][]byte{control(kindQueued, 3, make([]byte, 8)...)}},
+		{"QUEUED of a room of 64 bits", whyPayload, [][]byte{control(kindQueued, 0, 255, 255, 255, 255, 255, 255, 255, 255)}},
 		{"ABORT checksum", whySum, [][]byte{edit(control(kindAbort, 0, make([]byte, 8)...), func(b []byte) { b[32]++ })}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -310,7 +312,7 @@ func dataFrame(h head, size int) []byte {
 }
 
 // TestRoguePrefill: a P that lies in any field loses its link before a byte
-// is written anywhere but into pages that D opened for it.
+// is written anywhere but into pages that D opened for it. Shows F-71.
 func TestRoguePrefill(t *testing.T) {
 	g := small
 	good := head{grant: 5, layer: 0, index: 0, count: 2, head: 0, heads: 4}
@@ -375,7 +377,7 @@ func TestRoguePrefill(t *testing.T) {
 	}
 }
 
-// TestRoguePrefillRoom: what fails one room only, or nothing; the link lives on.
+// TestRoguePrefillRoom: what fails one room only, or nothing; the link lives on. Shows F-71.
 func TestRoguePrefillRoom(t *testing.T) {
 	size := 2 * small.ExtentBytes(4)
 	good := head{grant: 5, count: 2, heads: 4}

@@ -153,7 +153,7 @@ func (t *rooms) grant(o *outlet, id uint64, m *grantMsg) (refused string, err er
 	o.parked++
 	o.held += held
 	if len(r.streams) == r.need {
-		t.events = append(t.events, &Granted{Key: key, Room: m.room, Prefix: m.prefix, Tokens: m.tokens,
+		t.events = append(t.events, &Granted{Key: key, Room: m.room, Digest: r.msg.digest, Prefix: m.prefix, Tokens: m.tokens,
 			Recompute: r.msg.recompute, Index: r.msg.index, Sampling: r.msg.sampling})
 	}
 	return "", nil
@@ -166,7 +166,7 @@ func (r *room) fits(o *outlet, m *grantMsg) error {
 			return breachf(whyDuplicate, "grant %d came before for ranks %d and %d", r.key.Grant, o.dRank, o.pRank)
 		}
 	}
-	if m.room != r.msg.room || m.prefix != r.msg.prefix || m.tokens != r.msg.tokens || m.recompute != nil && r.msg.recompute != nil {
+	if m.room != r.msg.room || m.digest != r.msg.digest || m.prefix != r.msg.prefix || m.tokens != r.msg.tokens || m.recompute != nil && r.msg.recompute != nil {
 		return breachf(whyPayload, "grant %d says otherwise than on another link", r.key.Grant)
 	}
 	if m.recompute != nil {
@@ -421,8 +421,13 @@ func (t *rooms) take(o *outlet, h *head, body []byte, sound bool) (got taken, er
 		}
 	case h.kind == kindAbort:
 		var id int64
-		if id, err = parseAbort(body); err == nil {
+		if id, err = parseRoom(h.kind, body); err == nil {
 			t.abort(o, h.grant, id)
+		}
+	case h.kind == kindQueued:
+		var id int64
+		if id, err = parseRoom(h.kind, body); err == nil {
+			t.events = append(t.events, &Queued{id})
 		}
 	case h.kind == kindReceived:
 		got.received, err = t.received(o, h.grant)

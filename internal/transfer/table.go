@@ -83,7 +83,7 @@ type order struct {
 	kind kind
 	l    *lane
 	p    *part
-	room int64 // ABORT without a part
+	room int64 // ABORT without a part, and QUEUED
 }
 
 func newTable(g kv.Geometry, most int) *table {

@@ -211,7 +211,7 @@ func TestRoomsTranscripts(t *testing.T) {
 				outlets[a.number("link")] = o
 				say("heads %d to %d in %d slices", s.head, s.head+s.heads-1, s.slices)
 			case "grant":
-				m := grantMsg{room: int64(a.number("room")), dRanks: o.dTP, prefix: a.number("prefix"), tokens: a.number("tokens")}
+				m := grantMsg{room: int64(a.number("room")), digest: uint64(a.number("digest")), dRanks: o.dTP, prefix: a.number("prefix"), tokens: a.number("tokens")}
 				m.pages = kv.PagesFor(m.tokens, tab.geometry.PageSize) - m.prefix/tab.geometry.PageSize
 				if n := a.number("recompute"); n > 0 {
 					m.recompute = make([]int32, n)
@@ -340,7 +340,7 @@ func TestWireLayout(t *testing.T) {
 	hello := goodHello(kv.Geometry{Layers: 30, Heads: 3, TokenBytes: 256, PageSize: 16})
 	hello.token, hello.expect, hello.tp, hello.rank, hello.tpr = "tok", "p1", 2, 1, 1
 	welcome := welcome{Welcome: Welcome{Instance: "p1", Fingerprint: "fp", TP: 2, DP: 1, KVDType: "f16"}, rank: 1, geometry: hello.geometry}
-	grant := grantMsg{room: 1<<62 + 1, dRanks: 2, prefix: 16, tokens: 40, pages: 2}
+	grant := grantMsg{room: 1<<62 + 1, digest: 0x0807060504030201, dRanks: 2, prefix: 16, tokens: 40, pages: 2}
 	again := grantMsg{room: 9, dRanks: 2, tokens: 3, pages: 1, recompute: []int32{5, 6, 7}, index: 2, sampling: []byte("s")}
 	first := First{Token: 7, Seed: 1 << 63, Logprob: -0.5, Top: []TokenLogprob{{7, -0.5}}, Cached: 16, PromptTokens: 40}
 	frames := map[string][]byte{
@@ -354,6 +354,7 @@ func TestWireLayout(t *testing.T) {
 		"CREDIT":     control(kindCredit, 0, 0, 0, 32, 0, 0, 0, 0, 0),
 		"PING":       control(kindPing, 0),
 		"PONG":       control(kindPong, 0),
+		"QUEUED":     control(kindQueued, 0, 9, 0, 0, 0, 0, 0, 0, 0),
 		"DATA":       dataFrame(head{grant: 3, layer: 29, index: 1, count: 1, head: 2, heads: 1}, 16),
 		"FIRST":      appendFrame(nil, kindFirst, 3, first.append),
 		"BUSY":       control(kindBusy, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0),

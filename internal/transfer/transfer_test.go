@@ -180,7 +180,7 @@ func TestMailbox(t *testing.T) {
 				synctest.Wait()
 			}
 			r.r.Revoke(id)
-			r.r.Notice(l.link, int64(id))
+			r.r.Notice(l.link, int64(id), false)
 			r.r.mu.Lock()
 			frames, notices := len(l.queue)-l.notices, l.notices
 			r.r.mu.Unlock()

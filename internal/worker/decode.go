@@ -54,7 +54,7 @@ func (d *decodeSide) handOut(now time.Duration) (deadline time.Duration, preempt
 		d.receiver.Revoke(uint64(g))
 	}
 	for _, n := range r.Notices {
-		d.receiver.Notice(uint64(n.Link), n.Room)
+		d.receiver.Notice(uint64(n.Link), n.Room, n.Waits)
 	}
 	for i := range r.Preempts {
 		d.preempt(now, &r.Preempts[i])
@@ -99,7 +99,7 @@ func (d *decodeSide) grant(g *sched.Grant) {
 	q := d.loop.open[g.Req]
 	d.grants[g.Grant] = q
 	spec := transfer.GrantSpec{
-		Grant: uint64(g.Grant), Room: g.Room, Prefix: g.Prefix, Tokens: g.Tokens,
+		Grant: uint64(g.Grant), Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens,
 		Pages: slices.Clone(g.Pages), Links: make([]uint64, len(g.Links)),
 	}
 	for i, l := range g.Links {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -254,15 +255,16 @@ func beat(t *testing.T, j *Job, done <-chan struct{}) *time.Duration {
 // buffer on the way. No write of decode's reaches its beat, the other prefill's
 // requests are served meanwhile, all of its own end, and it is used again.
 func TestF02StoppedPeerDoesNotRead(t *testing.T) {
-	inCountry(t, 2, Config{MaxQueued: 1000}, Config{KVPages: 2048, MaxQueued: 1000, KVTimeout: 5 * time.Second}, func(t *testing.T, c *country, d *Worker) {
+	inCountry(t, 2, Config{MaxQueued: 1000}, Config{KVPages: 512, MaxQueued: 1000, KVTimeout: 5 * time.Second}, func(t *testing.T, c *country, d *Worker) {
 		c.right(t, d, "p0:1", text(1, 40), 3)
-		_, stream := c.legs(t, d, "p1:1", text(2, 100), 3900)
+		_, stream := c.legs(t, d, "p1:1", text(2, 100), 3000)
 		stream.Box.Next(t.Context())
 		done := make(chan struct{})
 		worst := beat(t, stream, done)
 		c.all[0].stop()
 		var lost, theirs []*Job
-		for i := range 500 {
+		many := fewer(500, 60)
+		for i := range many {
 			p, j := c.legs(t, d, "p0:1", text(i, 40), 3)
 			lost, theirs = append(lost, j), append(theirs, p)
 		}
@@ -309,6 +311,14 @@ func idle(t *testing.T, w *Worker) {
 	t.Fatalf("%s worker: %d pages and requests are left after 10 s", w.cfg.Role, left)
 }
 
+// fewer is n, or raced in a race build, which checks the cores' invariants after each step.
+func fewer(n, raced int) int {
+	if raceBuild {
+		return raced
+	}
+	return n
+}
+
 func allIdle(t *testing.T, c *country, d *Worker) {
 	t.Helper()
 	for _, r := range c.all {
@@ -320,7 +330,7 @@ func allIdle(t *testing.T, c *country, d *Worker) {
 // A hundred long prompts are aborted at prefill alone. Decode hears of each
 // within a second, and the next requests are as fast as ever.
 func TestF07AbortAtPrefill(t *testing.T) {
-	inCountry(t, 1, Config{SimPrefillRate: 2000, KVPages: 4096}, Config{KVPages: 4096}, func(t *testing.T, c *country, d *Worker) {
+	inCountry(t, 1, Config{SimPrefillRate: 2000, KVPages: 1024}, Config{KVPages: 1024}, func(t *testing.T, c *country, d *Worker) {
 		twenty := func() time.Duration {
 			begin := time.Now()
 			var jobs []*Job
@@ -336,13 +346,14 @@ func TestF07AbortAtPrefill(t *testing.T) {
 		twenty() // makes the link
 		quiet := twenty()
 		var jobs []*Job
-		for i := range 100 {
+		many := fewer(100, 20)
+		for i := range many {
 			_, j := c.legs(t, d, "p0:1", text(i, 1000), 10)
 			jobs = append(jobs, j)
 		}
 		time.Sleep(300 * time.Millisecond) // some have their grant, one computes
-		if n := c.all[0].p.AbortRID("", true, api.Errorf(api.ClientGone, "aborted")); n != 100 {
-			t.Fatalf("%d of 100 were open at prefill", n)
+		if n := c.all[0].p.AbortRID("", true, api.Errorf(api.ClientGone, "aborted")); n != many {
+			t.Fatalf("%d of them were open at prefill", n)
 		}
 		begin := time.Now()
 		for _, j := range jobs {
@@ -364,10 +375,7 @@ func TestF07AbortAtPrefill(t *testing.T) {
 // and requests of another prefill want all pages at once: a late write into a
 // page that was given away would be in their tokens.
 func TestF12PagesAreNotUsedUnderAWriter(t *testing.T) {
-	rounds := 200
-	if raceBuild {
-		rounds = 40
-	}
+	rounds := fewer(200, 20)
 	inCountry(t, 2, Config{SimPrefillRate: 4000}, Config{KVPages: 32, ReservedTokens: 1, KVTimeout: 3 * time.Second}, func(t *testing.T, c *country, d *Worker) {
 		c.all[0].slow = 2 * time.Millisecond
 		held := 0
@@ -464,7 +472,7 @@ func TestF16EvictionUnderASend(t *testing.T) {
 func TestF17PushedOut(t *testing.T) {
 	inCountry(t, 2, Config{}, Config{KVPages: 84, ReservedTokens: 1}, func(t *testing.T, c *country, d *Worker) {
 		aborted := 0
-		for range 5 {
+		for range fewer(5, 1) {
 			leg, never := c.legs(t, d, "p0:1", text(1, 20), 2000)
 			if got := hear(t, never); got.end.Reason != EndFailed || got.end.Err.Code != api.ContextLengthExceeded {
 				t.Errorf("what can never fit: %s %v", got.end.Reason, got.end.Err)
@@ -538,6 +546,69 @@ func TestF33QueuedClientLeaves(t *testing.T) {
 	})
 }
 
+// Decode's slots or pages are full of long answers for longer than prefill
+// waits for a decode that is gone: requests behind them are served in the end.
+// One that falls silent is given up at the limit.
+func TestF41BusyIsNotDead(t *testing.T) {
+	for name, dc := range map[string]Config{"slots": {MaxRunning: 2, KVPages: 1024}, "pages": {KVPages: 260, ReservedTokens: 1}} {
+		t.Run(name, func(t *testing.T) {
+			inCountry(t, 1, Config{BootstrapTimeout: 5 * time.Second, KVPages: 1024}, dc, func(t *testing.T, c *country, d *Worker) {
+				var long, behind []*Job
+				for i := range 2 {
+					_, j := c.legs(t, d, "p0:1", text(i, 200), 1850) // 15 s
+					long = append(long, j)
+				}
+				time.Sleep(time.Second)
+				begin := time.Now()
+				for i := range 10 {
+					_, j := c.legs(t, d, "p0:1", text(5+i, 200), 5)
+					behind = append(behind, j)
+				}
+				for _, j := range behind {
+					isRight(t, j, hear(t, j))
+				}
+				if took := time.Since(begin); name == "slots" && took < 5*time.Second {
+					t.Errorf("they waited %v only: nothing was shown", took)
+				}
+				for _, j := range long {
+					isRight(t, j, hear(t, j))
+				}
+				allIdle(t, c, d)
+			})
+		})
+	}
+}
+
+func TestF41SilentIsDead(t *testing.T) {
+	inCountry(t, 1, Config{BootstrapTimeout: 5 * time.Second}, Config{MaxRunning: 2, KVPages: 1024}, func(t *testing.T, c *country, d *Worker) {
+		for i := range 6 { // as many as may run and be granted
+			c.legs(t, d, "p0:1", text(i, 200), 1850)
+		}
+		var theirs []*Job
+		for i := range 10 {
+			p, _ := c.legs(t, d, "p0:1", text(5+i, 200), 5)
+			theirs = append(theirs, p)
+		}
+		time.Sleep(8 * time.Second)
+		begin := time.Now()
+		stuck := make(chan struct{}) // its links live, and its loop stands still
+		d.loops[0].in.push(&question{func(*loop) { <-stuck }})
+		for _, p := range theirs {
+			if got := hear(t, p); got.end.Reason != EndFailed || got.end.Err.Code != api.DecodeUnreachable {
+				t.Errorf("%v %v", got.end.Reason, got.end.Err)
+			}
+		}
+		if took := time.Since(begin); took < 4*time.Second || took > 6*time.Second {
+			t.Errorf("prefill gave up after %v", took)
+		}
+		close(stuck)
+		for _, w := range []*Worker{d, c.all[0].p} {
+			w.AbortRID("", true, api.Errorf(api.ClientGone, "enough"))
+		}
+		allIdle(t, c, d)
+	})
+}
+
 // Sixteen requests wait for the KV of a stopped prefill, in a worker of sixteen
 // slots. Sixteen of another prefill are served at once; gauges tell the two apart.
 func TestF45WaitingIsNotRunning(t *testing.T) {
@@ -582,10 +653,7 @@ func TestF45WaitingIsNotRunning(t *testing.T) {
 // Three thousand short requests, 64 at a time, share one connection, and sixty
 // whose prefill never comes ask once in an interval.
 func TestF47ConnectionsAreShared(t *testing.T) {
-	n := 3000
-	if raceBuild {
-		n = 300
-	}
+	n := fewer(3000, 300)
 	inCountry(t, 1, Config{}, Config{}, func(t *testing.T, c *country, d *Worker) {
 		var g sync.WaitGroup
 		slots := make(chan struct{}, 64)
@@ -635,6 +703,72 @@ func TestF82OneHost(t *testing.T) {
 				t.Errorf("prefill %d has served %v, want %v", i, n, want)
 			}
 		}
+		allIdle(t, c, d)
+	})
+}
+
+// Rooms that lead to no KV of the request's own: one that nobody has, one whose
+// request has been served, also when its pages are another's meanwhile, one of
+// another prefill, one whose time is over, one of another prompt of the same
+// length. None gives an answer, all end by name, and are counted.
+func TestF71ForgedReferences(t *testing.T) {
+	inCountry(t, 2, Config{BootstrapTimeout: 2 * time.Second, KVPages: 16}, Config{KVTimeout: 5 * time.Second}, func(t *testing.T, c *country, d *Worker) {
+		ask := func(addr string, room int64, prompt []int32) *Job {
+			return submit(t, d, Job{RID: "forged", Prompt: prompt, MaxTokens: 5, Room: room, DPRank: -1, Addr: addr, Sampling: engine.Sampling{Logprobs: -1}})
+		}
+		leg := func(r *region, room int64, prompt []int32) *Job {
+			return submit(t, r.p, Job{RID: "leg", Prompt: prompt, MaxTokens: 5, Room: room, Sampling: engine.Sampling{Logprobs: -1}})
+		}
+		rooms += 1000
+		p0, forged := c.all[0], 0
+		refused := func(what string, j *Job, want string) {
+			t.Helper()
+			got := hear(t, j)
+			if got.end.Reason != EndFailed || len(got.outs) != 0 || got.end.Err.Code == api.Internal || !strings.Contains(got.end.Err.Message, want) {
+				t.Errorf("%s: %v %v, %d tokens; want an error with %q", what, got.end.Reason, got.end.Err, len(got.outs), want)
+			}
+			forged++
+			if n := value(t, d.metrics, `requests_total{code="`+string(got.end.Err.Code)+`"}`); n == 0 {
+				t.Errorf("%s: %s is not counted", what, got.end.Err.Code)
+			}
+		}
+		mine, yours := text(1, 100), text(2, 100)
+		refused("nobody's", ask("p0:1", rooms, mine), "no request for room")
+
+		c.right(t, d, "p0:1", mine, 5)
+		refused("used", ask("p0:1", rooms, mine), "no request for room")
+		for i := range 5 { // in a pool of 16 pages
+			c.right(t, d, "p0:1", text(10+i, 100), 5)
+		}
+		refused("used, its pages are another's", ask("p0:1", rooms-5, mine), "no request for room")
+
+		rooms++
+		l := leg(p0, rooms, mine)
+		refused("another prefill's", ask("p1:1", rooms, mine), "no request for room")
+		hear(t, l)
+		refused("its time is over", ask("p0:1", rooms, mine), "no decode worker asked for room")
+
+		for _, first := range []bool{true, false} {
+			rooms++
+			var l, j *Job
+			if first {
+				l = leg(p0, rooms, yours)
+				time.Sleep(50 * time.Millisecond) // it is computed
+				j = ask("p0:1", rooms, mine)
+			} else {
+				j = ask("p0:1", rooms, mine)
+				time.Sleep(50 * time.Millisecond) // its pages are open
+				l = leg(p0, rooms, yours)
+			}
+			refused("another prompt's", j, "different prompts")
+			if got := hear(t, l); got.end.Reason != EndFailed || got.end.Err.Code != api.KVTransferFailed {
+				t.Errorf("the leg of another prompt: %v %v", got.end.Reason, got.end.Err)
+			}
+		}
+		if n := value(t, d.metrics, `requests_total{code="ok"}`); n != 6 {
+			t.Errorf("%v requests are counted as served, want 6", n)
+		}
+		c.right(t, d, "p0:1", mine, 5)
 		allIdle(t, c, d)
 	})
 }

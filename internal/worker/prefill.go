@@ -101,7 +101,7 @@ func (p *prefillSide) granted(now time.Duration, g *granted) {
 		}
 		p.recompute(now, g, key, s)
 	}
-	p.core.Step(now, &sched.RoomGranted{Key: key, Room: g.Room, Prefix: g.Prefix, Tokens: g.Tokens})
+	p.core.Step(now, &sched.RoomGranted{Key: key, Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens})
 }
 
 func (p *prefillSide) checkRecompute(g *granted) (engine.Sampling, error) {
@@ -180,6 +180,8 @@ func (p *prefillSide) events(ev transfer.SenderEvent) {
 		in.push(&sched.RoomClosed{Key: key, Room: ev.Room, Cause: fromCause(ev.Cause)})
 	case *transfer.Sent:
 		in.push(&pagesSent{sched.ReqID(ev.Req)})
+	case *transfer.Queued:
+		in.push(&sched.RoomQueued{Room: ev.Room})
 	case *transfer.Received:
 		in.push(&sched.Received{Req: sched.ReqID(ev.Req)})
 	case *transfer.SendFailed:

@@ -18,6 +18,7 @@ type request struct {
 	job      *Job // nil: a prefill for RECOMPUTE, which has no HTTP leg here
 	prompt   []int32
 	room     int64
+	digest   uint64 // of the prompt, where it has two legs
 	sampling engine.Sampling
 	history  []int32 // prompt and output so far, where sampling has penalties
 	began    time.Duration
@@ -50,6 +51,9 @@ func newRequest(j *Job, began, deadline time.Duration) *request {
 		began: began, deadline: deadline, stopAt: -1, seen: cmp.Or(j.seen, began),
 	}
 	q.mark(metric.Queued, began)
+	if q.room >= 0 {
+		q.digest = sched.Digest(q.prompt)
+	}
 	if q.sampling.NeedsHistory() {
 		q.history = append(make([]int32, 0, len(j.Prompt)+j.MaxTokens), j.Prompt...)
 	}
@@ -152,7 +156,8 @@ func (l *loop) submit(now time.Duration, q *request) {
 	l.open[q.id] = q
 	l.metrics.Prompt.Add(float64(len(q.prompt) - q.said()))
 	if l.prefill != nil {
-		s := &sched.SubmitPrefill{Req: q.id, Prompt: q.prompt, Room: q.room, MaxHit: q.maxHit(), Deadline: q.deadline, Begun: q.said() > 0}
+		s := &sched.SubmitPrefill{Req: q.id, Prompt: q.prompt, Room: q.room, Digest: q.digest, MaxHit: q.maxHit(), Deadline: q.deadline,
+			Begun: q.said() > 0}
 		if l.decode != nil {
 			s.MaxTokens = q.job.MaxTokens
 		}
@@ -166,7 +171,7 @@ func (q *request) decodeSubmit() *sched.Submit {
 	j := q.job
 	return &sched.Submit{
 		Req: q.id, Prompt: q.prompt, MaxTokens: j.MaxTokens, StopIDs: j.StopIDs,
-		Addr: j.Addr, Room: q.room, DPRank: j.DPRank, Deadline: q.deadline,
+		Addr: j.Addr, Room: q.room, Digest: q.digest, DPRank: j.DPRank, Deadline: q.deadline,
 	}
 }
 

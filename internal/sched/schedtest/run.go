@@ -89,11 +89,12 @@ var commands = map[string]func(*Script) error{
 	"quiesced": func(s *Script) error { return s.decode(&sched.TransferQuiesced{Grant: s.grant()}) },
 	"heard":    func(s *Script) error { return s.decode(&sched.GrantHeard{Grant: s.grant()}) },
 	"granted": func(s *Script) error {
-		return s.prefill(&sched.RoomGranted{Key: s.key(), Room: s.room(), Prefix: s.num("prefix", 0), Tokens: s.num("tokens", 0)})
+		return s.prefill(&sched.RoomGranted{Key: s.key(), Room: s.room(), Digest: uint64(s.num("digest", 0)), Prefix: s.num("prefix", 0), Tokens: s.num("tokens", 0)})
 	},
 	"closed": func(s *Script) error {
 		return s.prefill(&sched.RoomClosed{Key: s.key(), Room: s.room(), Cause: s.cause(sched.ClientGone)})
 	},
+	"queued":   func(s *Script) error { return s.prefill(&sched.RoomQueued{Room: s.room()}) },
 	"received": func(s *Script) error { return s.prefill(&sched.Received{Req: s.req()}) },
 	"send-failed": func(s *Script) error {
 		return s.prefill(&sched.SendFailed{Req: s.req(), Cause: s.cause(sched.KVTransferFailed)})
@@ -154,10 +155,10 @@ func (s *Script) submit() error {
 	room := int64(s.num("room", int(s.req())))
 	if s.env.D != nil {
 		s.env.Submit(sched.Submit{Req: s.req(), Prompt: prompt, MaxTokens: s.num("max", 8), StopIDs: s.ids("stop"),
-			Addr: s.str("addr", "p:1"), Room: room, DPRank: -1, Deadline: s.until("deadline")})
+			Addr: s.str("addr", "p:1"), Room: room, Digest: uint64(s.num("digest", 0)), DPRank: -1, Deadline: s.until("deadline")})
 		return s.env.Turn()
 	}
-	p := &sched.SubmitPrefill{Req: s.req(), Prompt: prompt, Room: room, Index: s.num("index", 0),
+	p := &sched.SubmitPrefill{Req: s.req(), Prompt: prompt, Room: room, Digest: uint64(s.num("digest", 0)), Index: s.num("index", 0),
 		MaxHit: s.num("max-hit", len(prompt)), Deadline: s.until("deadline")}
 	if s.td.HasArg("grant") {
 		p.Grant = s.key()
