@@ -263,7 +263,7 @@ func TestF02StoppedPeerDoesNotRead(t *testing.T) {
 		worst := beat(t, stream, done)
 		c.all[0].stop()
 		var lost, theirs []*Job
-		many := fewer(500, 60)
+		many := fewer(500, 24)
 		for i := range many {
 			p, j := c.legs(t, d, "p0:1", text(i, 40), 3)
 			lost, theirs = append(lost, j), append(theirs, p)
@@ -346,7 +346,7 @@ func TestF07AbortAtPrefill(t *testing.T) {
 		twenty() // makes the link
 		quiet := twenty()
 		var jobs []*Job
-		many := fewer(100, 20)
+		many := fewer(100, 10)
 		for i := range many {
 			_, j := c.legs(t, d, "p0:1", text(i, 1000), 10)
 			jobs = append(jobs, j)
@@ -375,7 +375,7 @@ func TestF07AbortAtPrefill(t *testing.T) {
 // and requests of another prefill want all pages at once: a late write into a
 // page that was given away would be in their tokens.
 func TestF12PagesAreNotUsedUnderAWriter(t *testing.T) {
-	rounds := fewer(200, 20)
+	rounds := fewer(200, 8)
 	inCountry(t, 2, Config{SimPrefillRate: 4000}, Config{KVPages: 32, ReservedTokens: 1, KVTimeout: 3 * time.Second}, func(t *testing.T, c *country, d *Worker) {
 		c.all[0].slow = 2 * time.Millisecond
 		held := 0
@@ -480,7 +480,7 @@ func TestF17PushedOut(t *testing.T) {
 			c.all[0].p.Abort(leg, api.Errorf(api.ClientGone, "decode has refused"))
 			var jobs []*Job
 			third := map[string]*Job{}
-			for i := range 12 {
+			for i := range fewer(12, 6) {
 				_, j := c.legs(t, d, fmt.Sprintf("p%d:1", i%2), text(i, 20+i), 400)
 				if jobs = append(jobs, j); i%3 == 2 {
 					third[j.RID] = j
