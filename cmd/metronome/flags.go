@@ -39,7 +39,7 @@ type engineFlags struct {
 	RequestTimeout  time.Duration `help:"Longest life of a request." default:"600s"`
 	ServedName      string        `help:"Model name in answers; default: the model's own." placeholder:"NAME"`
 	StreamOutput    bool          `help:"Stream deltas, not cumulative texts, on /generate."`
-	HealthWindow    time.Duration `help:"A loop that has not turned for so long is unhealthy." default:"20s"`
+	HealthWindow    time.Duration `help:"A loop that has not turned, or an engine that has finished no layer of its batch, for so long is unhealthy." default:"20s"`
 	SimPrefillRate  float64       `help:"Sim engine: prompt tokens per second." default:"20000"`
 	SimDecodeBase   time.Duration `help:"Sim engine: time of one decode batch." default:"8ms"`
 	SimDecodePerSeq time.Duration `help:"Sim engine: more time for each sequence of the batch." default:"100us"`

@@ -173,7 +173,7 @@ func TestRegistrarRegistersAgain(t *testing.T) {
 
 // A registry that hangs for a while still knows us: the worker stays ready
 // through a short spell, says so in a long one, and is ready again after it
-// without a new registration.
+// without a new registration. Shows F-38.
 func TestRegistrarOutlivesAHungRegistry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(t, 3, newMemNet(), "p1")

@@ -25,7 +25,7 @@ var scenarios = []scenario{
 	{33, "a queued client leaves, and the running request of another is cut off", ""},
 	{35, "decode refuses a request, prefill is never told and keeps its pages", ""},
 	{37, "a worker that is busy with long prompts is called unhealthy; probes pile up", ""},
-	{38, "the scheduler has crashed or hangs, and health says 200", "no test yet"},
+	{38, "the scheduler has crashed or hangs, and health says 200", ""},
 	{40, "the breaker of a prefill that is well again never closes", ""},
 	{41, "a prefill blames a decode worker that is only busy", ""},
 	{42, "load is counted wrongly, and a burst goes to one worker", ""},

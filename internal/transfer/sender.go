@@ -152,8 +152,10 @@ func (s *Sender) Serve(ctx context.Context, ln net.Listener, rank int) error {
 	if rank < 0 || rank >= len(s.cfg.Memory) {
 		panic(fmt.Sprintf("transfer: listener for rank %d of %d", rank, len(s.cfg.Memory)))
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer cancel() // a listener that fails takes its links with it: nobody new could come
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
 	defer stop()
 	defer ln.Close()

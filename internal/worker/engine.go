@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
@@ -15,6 +16,8 @@ type batcher struct {
 	queue chan *pass
 	out   *inbox
 	idle  chan struct{} // closed when run has returned
+	clock clock
+	alive atomic.Int64 // when the batch under way began or last finished a layer, in ns; 0: none is
 }
 
 // pass is a core's batch on its way through the engine and back. Each core has
@@ -32,8 +35,18 @@ type pass struct {
 	layered time.Duration // prefill: when its first layer was computed
 }
 
-func newBatcher(eng engine.Engine, out *inbox) *batcher {
-	return &batcher{eng: eng, queue: make(chan *pass, 2), out: out, idle: make(chan struct{})}
+func newBatcher(eng engine.Engine, out *inbox, c clock) *batcher {
+	return &batcher{eng: eng, queue: make(chan *pass, 2), out: out, idle: make(chan struct{}), clock: c}
+}
+
+// lives notes that the engine gets on. It runs on the engine's goroutine.
+func (b *batcher) lives() { b.alive.Store(int64(max(1, b.clock.now()))) }
+
+// stuck says that the engine has finished nothing for so long, though it has
+// a batch. A long prompt is not that: its layers come one by one.
+func (b *batcher) stuck(now, window time.Duration) bool {
+	at := time.Duration(b.alive.Load())
+	return at != 0 && now-at > window
 }
 
 // start sends a pass off. It never blocks.
@@ -50,7 +63,9 @@ func (b *batcher) start(p *pass) {
 func (b *batcher) run() {
 	defer close(b.idle)
 	for p := range b.queue {
+		b.lives()
 		p.run(b.eng)
+		b.alive.Store(0)
 		b.out.push(p)
 	}
 }

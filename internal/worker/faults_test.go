@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"sync"
@@ -771,4 +773,85 @@ func TestF71ForgedReferences(t *testing.T) {
 		c.right(t, d, "p0:1", mine, 5)
 		allIdle(t, c, d)
 	})
+}
+
+// A loop that does not turn, and an engine that does not come back from a
+// batch, make health red within the window, and green when they go on. A batch
+// that takes longer, but finishes layer after layer, does not.
+func TestF38HungLoopOrEngine(t *testing.T) {
+	e := newClockwork(16, 10*time.Second)
+	e.layers = 10
+	onBench(t, Config{HealthWindow: 2 * time.Second}, e, func(t *testing.T, w *Worker) {
+		h := &httpSide{w: w, cfg: w.cfg}
+		check := func(when string, want int, cause string) {
+			t.Helper()
+			for path, f := range map[string]http.HandlerFunc{"/health": h.health, "/health_generate": h.healthGenerate, "/readyz": h.readyz} {
+				r := httptest.NewRecorder()
+				if f(r, httptest.NewRequest("GET", path, nil)); r.Code != want || !strings.Contains(r.Body.String(), cause) {
+					t.Errorf("%s, %s: %d %s; want %d %s", when, path, r.Code, r.Body, want, cause)
+				}
+			}
+		}
+		check("idle", 200, "")
+		stuck := make(chan struct{})
+		w.loops[0].in.push(&question{func(*loop) { <-stuck }})
+		time.Sleep(2100 * time.Millisecond)
+		check("the loop hangs", 503, "loop")
+		close(stuck)
+		time.Sleep(time.Second)
+		check("the loop turns again", 200, "")
+
+		j := job(prompt(1, 20), 1)
+		if err := w.Submit(j); err != nil {
+			t.Fatal(err)
+		}
+		for range 9 {
+			time.Sleep(time.Second)
+			check("a long batch", 200, "")
+		}
+		collect(t, j)
+		e.layers = 0
+		j = job(prompt(2, 20), 1)
+		if err := w.Submit(j); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		check("the engine hangs", 503, "engine")
+		collect(t, j)
+		time.Sleep(time.Second)
+		check("the engine is back", 200, "")
+	})
+}
+
+// A prefill worker whose KV listener, registry or HTTP server has died ends, though
+// links that were made before live on: it does not stay behind half dead.
+func TestF38DeadListener(t *testing.T) {
+	for name, of := range map[string]func(*Worker) net.Listener{
+		"KV": func(w *Worker) net.Listener { return w.prefill.listeners[0] }, "registry": func(w *Worker) net.Listener { return w.prefill.registers },
+		"HTTP": func(w *Worker) net.Listener { return w.http },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := New(Config{Role: Prefill, Model: "tiny", Listen: "127.0.0.1:0", BootstrapListen: "127.0.0.1:0", Threads: 1, KVPages: 64, Context: 512})
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- p.Run(context.Background()) }()
+			<-p.Ready()
+			x := &pair{p: p, d: runWorker(t, Config{Role: Decode, KVPages: 64})}
+			_, leg := x.ask(t, Job{RID: "r", Prompt: []int32{5, 6, 7}, MaxTokens: 4})
+			if got := hear(t, leg); got.end.Reason != EndLength {
+				t.Fatalf("%v %v", got.end.Reason, got.end.Err)
+			}
+			of(p).Close()
+			select {
+			case err := <-done:
+				if exit, ok := err.(*ExitError); !ok || exit.Code != 1 {
+					t.Errorf("Run returned %v", err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatal("it goes on")
+			}
+		})
+	}
 }

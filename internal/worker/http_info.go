@@ -126,15 +126,15 @@ func (h *httpSide) abortRequest(w http.ResponseWriter, r *http.Request) {
 
 // readyz says whether this worker can serve now, and if not, why.
 func (h *httpSide) readyz(w http.ResponseWriter, _ *http.Request) {
-	if err := h.w.Status(); err != nil {
+	if err := h.healthy(); err != nil {
 		api.WriteError(w, err)
 		return
 	}
 	writeJSON(w, map[string]any{"ready": true})
 }
 
-// health is SGLang's: the loop has turned within the window, and the worker is
-// neither starting nor draining.
+// health is SGLang's: the loop and the engine have got on within the window, and
+// the worker is neither starting nor draining.
 func (h *httpSide) health(w http.ResponseWriter, _ *http.Request) {
 	if err := h.healthy(); err != nil {
 		api.WriteError(w, err)
@@ -145,10 +145,7 @@ func (h *httpSide) healthy() *api.Error {
 	if err := h.w.Status(); err != nil {
 		return err
 	}
-	if !h.w.Ticked() {
-		return api.Errorf(api.Internal, "the loop has not turned for %v", h.cfg.HealthWindow).With(http.StatusServiceUnavailable)
-	}
-	return nil
+	return h.w.Ticked()
 }
 
 // healthGenerate proves that the loops turn by asking each for its table: that
@@ -156,7 +153,7 @@ func (h *httpSide) healthy() *api.Error {
 func (h *httpSide) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.cfg.HealthWindow)
 	defer cancel()
-	if err := h.w.Status(); err != nil {
+	if err := h.healthy(); err != nil {
 		api.WriteError(w, err)
 		return
 	}

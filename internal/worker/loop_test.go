@@ -27,6 +27,7 @@ import (
 type clockwork struct {
 	pageSize int
 	takes    time.Duration
+	layers   int // that are told of while it takes
 	fail     func(b *engine.Batch) error
 
 	mu    sync.Mutex
@@ -50,10 +51,15 @@ func (c *clockwork) Close()                   { close(c.shut) }
 
 func (c *clockwork) Run(b *engine.Batch) error {
 	if c.takes > 0 {
-		select {
-		case <-time.After(c.takes):
-		case <-c.shut:
-			return engine.ErrClosed
+		for l := range max(1, c.layers) {
+			select {
+			case <-time.After(c.takes / time.Duration(max(1, c.layers))):
+			case <-c.shut:
+				return engine.ErrClosed
+			}
+			if c.layers > 0 && b.LayerDone != nil {
+				b.LayerDone(l)
+			}
 		}
 	}
 	c.mu.Lock()
@@ -461,14 +467,14 @@ func TestIdleLoopTicks(t *testing.T) {
 	onBench(t, Config{HealthWindow: 2 * time.Second}, newClockwork(16, time.Millisecond), func(t *testing.T, w *Worker) {
 		for range 30 {
 			time.Sleep(time.Second)
-			if !w.Ticked() {
+			if w.Ticked() != nil {
 				t.Fatal("an idle loop looks dead")
 			}
 		}
 		stuck := make(chan struct{})
 		w.loops[0].in.push(&question{func(*loop) { <-stuck }})
 		time.Sleep(3 * time.Second)
-		if w.Ticked() {
+		if w.Ticked() == nil {
 			t.Error("a stuck loop looks alive")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -134,6 +134,7 @@ func (p *prefillSide) recompute(now time.Duration, g *granted, key sched.GrantKe
 // layerDone runs on the engine's goroutine, which has the pass for now: the
 // rows of one layer may go out while the next is computed.
 func (p *prefillSide) layerDone(layer int) {
+	p.loop.engine.lives()
 	if layer == 0 {
 		p.pass.layered = p.loop.clock.now()
 	}

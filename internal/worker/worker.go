@@ -142,7 +142,7 @@ func (w *Worker) newLoop(rank int) *loop {
 	in := newInbox()
 	return &loop{
 		worker: w, clock: w.clock, rank: rank, in: in, stop: make(chan struct{}), done: make(chan struct{}),
-		timer: time.NewTimer(idleTurn), open: map[sched.ReqID]*request{}, engine: newBatcher(w.engines[rank], in),
+		timer: time.NewTimer(idleTurn), open: map[sched.ReqID]*request{}, engine: newBatcher(w.engines[rank], in, w.clock),
 		metrics: w.metrics, overrun: w.metrics.LoopOverrun.With("turn"), gauges: newGauges(w.metrics), codes: newCodes(w.metrics),
 	}
 }
@@ -307,12 +307,23 @@ func (w *Worker) unregistered() *api.Error {
 	return &api.Error{Code: api.Starting, Message: fmt.Sprintf("not registered at the bootstrap registry: %v", err), RetryAfter: time.Second}
 }
 
-// Ticked says whether every loop has turned within the health window.
-func (w *Worker) Ticked() bool {
-	now := w.clock.now()
-	return !slices.ContainsFunc(w.loops, func(l *loop) bool {
-		return now-time.Duration(l.turn.last.Load()) > w.cfg.HealthWindow
-	})
+// Ticked says whether every loop has turned, and every engine that has a batch
+// has got on with it, within the health window. nil: they have.
+func (w *Worker) Ticked() *api.Error {
+	now, window := w.clock.now(), w.cfg.HealthWindow
+	for _, l := range w.loops {
+		what := ""
+		switch {
+		case now-time.Duration(l.turn.last.Load()) > window:
+			what = "the loop has not turned"
+		case l.engine.stuck(now, window):
+			what = "the engine has finished no layer of its batch"
+		default:
+			continue
+		}
+		return api.Errorf(api.Internal, "%s for %v", what, window).With(http.StatusServiceUnavailable)
+	}
+	return nil
 }
 
 // emptied says that a loop has no open job any more. It never blocks.
