@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -108,6 +109,38 @@ func TestF55StopStrings(t *testing.T) {
 	for _, stop := range []string{`""`, `[""]`, `["a",""]`} {
 		if a := f.three(t, stop, "/generate", fmt.Sprintf(`{%s,"stop":%s}}`, greedy, stop)); a.status != 400 {
 			t.Errorf("stop %s: %v", stop, a)
+		}
+	}
+}
+
+// A stop of one character that is four tokens, which come among others of the
+// same four bytes: nothing of it is given out.
+func TestF55StopEmoji(t *testing.T) {
+	f := startRoles(t, nil)
+	const fox = "🦊"
+	ids := decode[struct{ Tokens []int32 }](t, f.three(t, "fox", "/tokenize", `{"text":"`+fox+`","add_special_tokens":false}`)).Tokens
+	if len(ids) < 4 {
+		t.Fatalf("%s is %v", fox, ids)
+	}
+	bias := map[string]int{}
+	for _, id := range ids[len(ids)-4:] { // its bytes; a space may come first
+		bias[fmt.Sprint(id)] = 100
+	}
+	only, _ := json.Marshal(bias)
+	params := fmt.Sprintf(`"temperature":7,"seed":11,"ignore_eos":true,"logit_bias":%s`, only)
+	whole := decode[generated](t, f.three(t, "no stop", "/generate", fmt.Sprintf(`{"text":"a","sampling_params":{%s,"max_new_tokens":800}}`, params)))
+	want, _, met := strings.Cut(whole.Text, fox)
+	if !met || want == "" {
+		t.Fatalf("no fox, or nothing else, in %q", whole.Text)
+	}
+	for _, keep := range []bool{false, true} {
+		if keep {
+			want += fox
+		}
+		got := decode[generated](t, f.three(t, fox, "/generate", fmt.Sprintf(`{"text":"a","sampling_params":{%s,"max_new_tokens":800,"stop":%q,"no_stop_trim":%v}}`, params, fox, keep)))
+		streamed, _ := texts(t, f.three(t, fox, "/v1/completions", fmt.Sprintf(`{"prompt":"a",%s,"max_tokens":800,"stop":%q,"include_stop_str_in_output":%v,"stream":true}`, params, fox, keep)))
+		if got.Text != want || streamed != want || got.Meta.Finish.Type != "stop" {
+			t.Errorf("kept %v: %q (%s), streamed %q, want %q", keep, got.Text, got.Meta.Finish.Type, streamed, want)
 		}
 	}
 }
@@ -302,6 +335,31 @@ func TestF62Batches(t *testing.T) {
 	send(ctx, "POST", f.router+"/v1/completions", []byte(`{"prompt":["a","b","c"],"n":10,"max_tokens":1000,"ignore_eos":true,"stream":true}`))
 }
 
+// The prompt's log-probabilities from prefill, and the output's, its first token
+// once, are those of one process: from any offset, in batches and streams, and
+// the same again when a prefix cache covers the offset.
+func TestF63LogprobsOverBothLegs(t *testing.T) {
+	f := startRoles(t, nil)
+	long := strings.Repeat("The quick brown fox jumps over it. ", 3)
+	for _, c := range []struct{ path, body string }{
+		{"/generate", `{"text":%q,"sampling_params":{"max_new_tokens":1,"temperature":0},"return_logprob":true,"logprob_start_len":0,"top_logprobs_num":5}`},
+		{"/generate", `{"text":%q,"sampling_params":{"max_new_tokens":8,"temperature":0,"ignore_eos":true},"return_logprob":true,"logprob_start_len":40,"top_logprobs_num":5}`},
+		{"/generate", `{"text":[%q,"The quick"],"sampling_params":{"max_new_tokens":8,"temperature":0,"ignore_eos":true},"return_logprob":true,"logprob_start_len":0,"top_logprobs_num":5}`},
+		{"/generate", `{"text":%q,"sampling_params":{"max_new_tokens":8,"temperature":0,"ignore_eos":true},"return_logprob":true,"logprob_start_len":0,"top_logprobs_num":5,"stream":true}`},
+		{"/v1/completions", `{"prompt":%q,"max_tokens":8,"temperature":0,"ignore_eos":true,"logprobs":5,"echo":true}`},
+		{"/v1/completions", `{"prompt":%q,"max_tokens":8,"temperature":0,"ignore_eos":true,"logprobs":5,"stream":true}`},
+	} {
+		body := fmt.Sprintf(c.body, long)
+		first := f.three(t, body, c.path, body)
+		if first.status != 200 || !bytes.Contains(first.body, []byte("logprob")) {
+			t.Errorf("%s: %v", body, first)
+		}
+		if again := f.three(t, body, c.path, body); again.plain() != first.plain() {
+			t.Errorf("%s: with a prefix cache\n%.1500s\nwithout\n%.1500s", body, again.plain(), first.plain())
+		}
+	}
+}
+
 // Forbidden tokens and alternatives without a chance are finite numbers in
 // valid JSON: three checks each answer, streamed and not.
 func TestF64MinusInfinity(t *testing.T) {
@@ -393,6 +451,26 @@ func TestF67OddBodies(t *testing.T) {
 			}
 		}
 		shortBody(t, strings.TrimPrefix(base, "http://"), chat(`"a"`))
+		coded(t, base+"/v1/chat/completions", chat(`"a"`))
+	}
+}
+
+// coded sends a body that says it is compressed, and is.
+func coded(t *testing.T, url, body string) {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	z.Write([]byte(body))
+	z.Close()
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", url, &b)
+	req.Header.Set("Content-Encoding", "gzip")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 400 && resp.StatusCode != 415 {
+		t.Errorf("%s: a compressed body: %s", url, resp.Status)
 	}
 }
 

@@ -7,7 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -313,6 +316,56 @@ func TestPairInBubble(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Eight prompts that compute for ten seconds each keep a prefill busy. Every
+// health check passes all the while, within its time, and leaves nothing behind.
+func TestF37BusyIsHealthy(t *testing.T) {
+	inBubble(t, Config{SimPrefillRate: 100}, Config{}, func(t *testing.T, c *city, d *Worker) {
+		var fronts []http.Handler
+		for _, w := range []*Worker{c.p, d} {
+			front, err := newFront(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fronts = append(fronts, front)
+		}
+		var jobs []*Job
+		for i := range 8 {
+			jobs = append(jobs, c.legs(t, d, "good:1", text(i, 1000), 5))
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		busy, goroutines := 0, runtime.NumGoroutine()
+		for range 100 {
+			for i, front := range fronts {
+				for _, path := range []string{"/livez", "/readyz", "/health", "/health_generate"} {
+					began, answer := time.Now(), httptest.NewRecorder()
+					front.ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+					if took := time.Since(began); answer.Code != 200 || took > 2*time.Second {
+						t.Fatalf("worker %d: %s says %d %s after %v", i, path, answer.Code, answer.Body, took)
+					}
+				}
+			}
+			if rows, err := c.p.Requests(t.Context()); err != nil || len(rows) > 8 {
+				t.Fatalf("prefill has %d requests, %v", len(rows), err)
+			} else if len(rows) > 0 {
+				busy++
+			}
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if busy < 75 || runtime.NumGoroutine() > goroutines {
+			t.Errorf("busy for %d s, %d goroutines before the probes and %d after", busy, goroutines, runtime.NumGoroutine())
+		}
+		for _, j := range jobs {
+			if got := hear(t, j); !reflect.DeepEqual(got.tokens(), simAnswer(j.Prompt, 5)) {
+				t.Errorf("job %s: %+v %v", j.RID, got.end, got.end.Err)
+			}
+		}
+		settled(t, c.p)
+		settled(t, d)
+	})
 }
 
 // sparks is an engine in which rows fail that are picked out.
