@@ -46,6 +46,8 @@ type packedSuper struct {
 
 // superRecord is one block of 256 of four vectors: q as in record, sums of q
 // over each 32, in pairs, and -32 times the sum over each 16.
+//
+//lint:ignore U1000 its fields are written and read by assembly
 type superRecord struct {
 	q     [64][4][4]int8
 	scale [4]float32
