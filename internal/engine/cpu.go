@@ -72,7 +72,7 @@ type wanted struct {
 }
 
 const (
-	queryTile = 16 // tokens that share what is read of K and V
+	queryTile = 32 // tokens that share what is read of K and V
 	headTile  = 32 // tokens that share one pass over the output matrix
 	tokenTile = 16 * kernels.Group
 )
@@ -84,6 +84,7 @@ type local struct {
 	q, out  []float32 // a span's queries, and what attention makes of them
 	scratch []float32
 	states  []kernels.State
+	seen    []int // positions of the block that each query sees
 	sampler *sampler
 }
 
@@ -148,6 +149,7 @@ func (e *CPU) allocate() {
 			out:     make([]float32, queryTile*h.Heads/h.KVHeads*h.HeadDim),
 			scratch: make([]float32, kernels.AttendScratch(h.HeadDim)),
 			states:  make([]kernels.State, queryTile*h.Heads/h.KVHeads),
+			seen:    make([]int, 0, queryTile*h.Heads/h.KVHeads),
 			sampler: newSampler(h.Vocab),
 		})
 	}
@@ -327,16 +329,14 @@ func (e *CPU) attendTile(tile, worker int) {
 	}
 	for from := 0; from < at+s.n; from += kernels.Span {
 		e.widen(l, row.Pages, s.head, from, min(kernels.Span, at+s.n-from))
-		attend := func(i, j, positions int) {
-			kernels.Attend(l.states[i*group:j*group], l.out[i*n:j*n], l.q[i*n:j*n], l.k, l.v, positions, scale, from == 0, l.scratch)
-		}
 		i := max(0, from-at)
-		for ; i < s.n && at+i+1-from < kernels.Span; i++ {
-			attend(i, i+1, at+i+1-from)
+		seen := l.seen[:0]
+		for t := i; t < s.n; t++ { // up to their own position
+			for range group {
+				seen = append(seen, min(at+t+1-from, kernels.Span))
+			}
 		}
-		if i < s.n { // the others see the whole block
-			attend(i, s.n, kernels.Span)
-		}
+		kernels.Attend(l.states[i*group:s.n*group], l.out[i*n:s.n*n], l.q[i*n:s.n*n], l.k, l.v, seen, scale, from == 0, l.scratch)
 	}
 	for i := range s.n {
 		out := e.att.Row(s.first + i)[lo : lo+n]
@@ -446,8 +446,11 @@ type job struct {
 func (e *CPU) mul(x *kernels.Input, products ...product) {
 	j := &e.job
 	*j = job{x: x}
-	n := min(x.N, tokenTile)
-	j.rows = max(tileWork/(n*x.Cols)/16*16, 16)
+	n, rows := min(x.N, tokenTile), 0
+	for _, p := range products {
+		rows += p.m.Rows
+	}
+	j.rows = max(min(tileWork/(n*x.Cols), rows/(tilesEach*e.cfg.Threads))/16*16, 16)
 	for i, p := range products {
 		j.p[i] = p
 		j.perTurn += (p.m.Rows + j.rows - 1) / j.rows
@@ -457,9 +460,13 @@ func (e *CPU) mul(x *kernels.Input, products ...product) {
 }
 
 // tileWork is how many products a tile should have: with one input about 4 µs of
-// reading memory, long next to the handing out of a tile, short next to a phase. Rows come in
+// reading memory, long next to the handing out of a tile, short next to a phase. Of a small
+// phase, a thread has tilesEach at least, so that none waits long for the last. Rows come in
 // sixteens: 16 outputs are one cache line, which threads should not share.
-const tileWork = 1 << 17
+const (
+	tileWork  = 1 << 17
+	tilesEach = 5
+)
 
 func (e *CPU) mulTile(tile, worker int) {
 	j := &e.job

@@ -9,10 +9,14 @@ const Span = 64
 type State struct{ Max, Sum float32 }
 
 // AttendScratch is how many values Attend needs for queries of dim values.
-func AttendScratch(dim int) int { return 4 * (Span + dim) }
+func AttendScratch(dim int) int { return together * (2 + Span + 2*dim) }
 
-// Attend takes the first n of Span positions, rows of k and v, into the state
-// and result of each of some queries: q and out are rows too. The first block
+// together is how many queries a routine takes at a time.
+const together = 4
+
+// Attend takes positions of a block, rows of k and v, into the state and result
+// of each of some queries: q and out are rows too. Query i sees the first n[i]
+// of Span positions; n never falls from one query to the next. The first block
 // overwrites; each later one is merged in, in index order:
 //
 //	out = Σ p v in position order, p = exp(score - max), of this block alone;
@@ -21,40 +25,52 @@ func AttendScratch(dim int) int { return 4 * (Span + dim) }
 // A block's part does not depend on the ones before it, so a split at any
 // block boundary gives the same bits. Queries that share a call share what is
 // read of k and v.
-func Attend(s []State, out, q, k, v []float32, n int, scale float32, first bool, scratch []float32) {
+func Attend(s []State, out, q, k, v []float32, n []int, scale float32, first bool, scratch []float32) {
 	dim := len(q) / len(s)
 	for len(s) > 0 {
 		few := 1
-		if now.float != nil && len(s) >= 4 {
-			few = 4
+		if now.float != nil {
+			few = min(together, len(s))
 		}
-		attend(s[:few], out[:few*dim], q[:few*dim], k[:Span*dim], v[:Span*dim], n, scale, first, scratch)
-		s, out, q = s[few:], out[few*dim:], q[few*dim:]
+		attend(s[:few], out[:few*dim], q[:few*dim], k[:Span*dim], v[:Span*dim], n[:few], scale, first, scratch)
+		s, out, q, n = s[few:], out[few*dim:], q[few*dim:], n[few:]
 	}
 }
 
-func attend(s []State, out, q, k, v []float32, n int, scale float32, first bool, scratch []float32) {
-	p, part := scratch[:len(s)*Span], scratch[4*Span:][:len(q)]
-	if first {
+// attend is Attend for up to four queries. Two or three are made four: what
+// comes of the others is left in scratch.
+func attend(s []State, out, q, k, v []float32, n []int, scale float32, first bool, scratch []float32) {
+	dim, few := len(q)/len(s), 1
+	tops, sums, scratch := scratch[:together], scratch[together:2*together], scratch[2*together:]
+	part := scratch[together*Span:][:len(q)]
+	if len(s) > 1 {
+		few = together
+		part = scratch[together*Span:][:few*dim]
+	}
+	if few > len(s) {
+		q = scratch[together*(Span+dim):][:copy(scratch[together*(Span+dim):], q)]
+		q = q[:few*dim]
+	} else if first {
 		part = out
 	}
-	scores(p, q, k, n)
-	dim := len(q) / len(s)
-	var tops, sums [4]float32
-	for i := range s {
-		tops[i&3], sums[i&3] = softmax(p[i*Span:(i+1)*Span], n, scale)
-	}
+	p := scratch[:few*Span]
+	scores(p, q, k, n[len(n)-1])
+	softmax(p, n, scale, tops, sums)
 	mix(part, p, v, dim, n)
 	for i := range s {
-		s, top, l := &s[i], tops[i&3], sums[i&3]
+		s, top, l := &s[i], tops[i], sums[i]
+		to, from := out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim]
 		if first {
 			*s = State{top, l}
+			if few > len(n) {
+				copy(to, from)
+			}
 			continue
 		}
 		m := max(s.Max, top)
 		a, b := Exp(s.Max-m), Exp(top-m)
 		s.Max, s.Sum = m, float32(s.Sum*a)+float32(l*b)
-		merge(out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim], a, b)
+		merge(to, from, a, b)
 	}
 }
 
@@ -78,14 +94,18 @@ func scores(p, q, k []float32, n int) {
 	}
 }
 
-// softmax is p = exp(p × scale - top), top the largest p × scale, and the sum of
-// that, of the first n of p. It may write all of p.
-func softmax(p []float32, n int, scale float32) (top, l float32) {
+// softmax is p = exp(p × scale - top) for each query, top the largest p × scale,
+// and the sum of that, of its first n positions. It may write all of p.
+func softmax(p []float32, n []int, scale float32, tops, sums []float32) {
 	if f := now.float; f != nil {
-		p = p[:Span]
-		return f.softmax(&p[0], n, scale)
+		p = p[:len(n)*Span]
+		f.softmax(&p[0], &n[0], &tops[0], &sums[0], len(n), scale)
+		return
 	}
-	p = p[:n]
+	tops[0], sums[0] = softmaxOne(p[:n[0]], scale)
+}
+
+func softmaxOne(p []float32, scale float32) (top, l float32) {
 	for i := range p {
 		p[i] = float32(p[i] * scale)
 	}
@@ -101,11 +121,13 @@ func softmax(p []float32, n int, scale float32) (top, l float32) {
 	return top, sum(p)
 }
 
-// mix is out[i][d] = Σ p[i][j] v[j][d] over j < n, in index order from +0.
-func mix(out, p, v []float32, dim, n int) {
-	f := now.float
+// mix is out[i][d] = Σ p[i][j] v[j][d] over j < n[i], in index order from +0.
+// Positions that not all queries see come after those that all see: a term at
+// a time.
+func mix(out, p, v []float32, dim int, n []int) {
+	f, all := now.float, n[0]
 	if f == nil {
-		mixOne(out, p[:n], v)
+		mixOne(out, p[:all], v)
 		return
 	}
 	four, one := f.mix4x64, f.mix4x16
@@ -114,10 +136,15 @@ func mix(out, p, v []float32, dim, n int) {
 	}
 	d := 0
 	for ; d+64 <= dim; d += 64 {
-		four(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, n)
+		four(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, all)
 	}
 	for ; d < dim; d += 16 {
-		one(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, n)
+		one(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, all)
+	}
+	for i, n := range n {
+		for j := all; j < n; j++ {
+			merge(out[i*dim:(i+1)*dim], v[j*dim:(j+1)*dim], 1, p[i*Span+j])
+		}
 	}
 }
 

@@ -116,3 +116,8 @@ func roundHalves256(dst *byte, src *float32, sixteens int)
 //
 //go:noescape
 func ropeHalves256(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
+
+// pause waits for so many PAUSE instructions.
+//
+//go:noescape
+func pause(n int)

@@ -207,10 +207,10 @@ func dots16x1(y *float32, x *float32, w *float32, wStride int, sixteens int, ste
 //go:noescape
 func dot16(x *float32, y *float32, steps int) float32
 
-// softmax64 scales p[:n], n at most 64, takes exp(p - top), and sums that. It writes all 64.
+// softmax64 scales p[:n], n at most 64, takes exp(p - top), and sums that, for so many rows p. It writes all 64.
 //
 //go:noescape
-func softmax64(p *float32, n int, scale float32) (top float32, sum float32)
+func softmax64(p *float32, n *int, top *float32, sum *float32, queries int, scale float32)
 
 // mix4x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p. Strides are in bytes.
 //

@@ -10588,153 +10588,191 @@ steps:
 	VZEROUPPER
 	RET
 
-// func softmax64(p *float32, n int, scale float32) (top float32, sum float32)
+// func softmax64(p *float32, n *int, top *float32, sum *float32, queries int, scale float32)
 // Requires: AVX, AVX512F, AVX512VL, BMI2
-TEXT ·softmax64(SB), NOSPLIT, $0-32
-	MOVQ          p+0(FP), AX
-	MOVQ          n+8(FP), CX
-	VBROADCASTSS  scale+16(FP), Z0
-	MOVL          $0x3fb8aa3b, DX
-	VPBROADCASTD  DX, Z1
-	MOVL          $0x4b400000, DX
-	VPBROADCASTD  DX, Z2
-	MOVL          $0x3f318000, DX
-	VPBROADCASTD  DX, Z3
-	MOVL          $0xb95e8083, DX
-	VPBROADCASTD  DX, Z4
-	MOVL          $0x3f800000, DX
-	VPBROADCASTD  DX, Z5
-	MOVL          $0xc2aea8f6, DX
-	VPBROADCASTD  DX, Z6
-	MOVL          $0x42b170a4, DX
-	VPBROADCASTD  DX, Z7
-	MOVL          $0x7f800000, DX
-	VPBROADCASTD  DX, Z8
-	MOVL          $0x39506967, DX
-	VPBROADCASTD  DX, Z9
-	MOVL          $0x3ab743ce, DX
-	VPBROADCASTD  DX, Z10
-	MOVL          $0x3c088908, DX
-	VPBROADCASTD  DX, Z11
-	MOVL          $0x3d2aa9c1, DX
-	VPBROADCASTD  DX, Z12
-	MOVL          $0x3e2aaaaa, DX
-	VPBROADCASTD  DX, Z13
-	MOVL          $0x3f000000, DX
-	VPBROADCASTD  DX, Z14
-	MOVQ          $-1, DX
-	MOVQ          $+64, BX
-	SUBQ          CX, BX
-	SHRXQ         BX, DX, DX
-	MOVL          $0xff800000, CX
-	VPBROADCASTD  CX, Z15
-	KMOVW         DX, K1
-	SHRQ          $0x10, DX
+TEXT ·softmax64(SB), NOSPLIT, $0-44
+	MOVQ         p+0(FP), AX
+	MOVQ         n+8(FP), CX
+	MOVQ         top+16(FP), DX
+	MOVQ         sum+24(FP), BX
+	MOVQ         queries+32(FP), SI
+	VBROADCASTSS scale+40(FP), Z0
+	MOVL         $0x3fb8aa3b, DI
+	VPBROADCASTD DI, Z1
+	MOVL         $0x4b400000, DI
+	VPBROADCASTD DI, Z2
+	MOVL         $0x3f318000, DI
+	VPBROADCASTD DI, Z3
+	MOVL         $0xb95e8083, DI
+	VPBROADCASTD DI, Z4
+	MOVL         $0x3f800000, DI
+	VPBROADCASTD DI, Z5
+	MOVL         $0xc2aea8f6, DI
+	VPBROADCASTD DI, Z6
+	MOVL         $0x42b170a4, DI
+	VPBROADCASTD DI, Z7
+	MOVL         $0x7f800000, DI
+	VPBROADCASTD DI, Z8
+	MOVL         $0x39506967, DI
+	VPBROADCASTD DI, Z9
+	MOVL         $0x3ab743ce, DI
+	VPBROADCASTD DI, Z10
+	MOVL         $0x3c088908, DI
+	VPBROADCASTD DI, Z11
+	MOVL         $0x3d2aa9c1, DI
+	VPBROADCASTD DI, Z12
+	MOVL         $0x3e2aaaaa, DI
+	VPBROADCASTD DI, Z13
+	MOVL         $0x3f000000, DI
+	VPBROADCASTD DI, Z14
+	MOVL         $0xff800000, DI
+	VPBROADCASTD DI, Z15
+
+query:
+	MOVQ          $-1, DI
+	MOVQ          $+64, R8
+	SUBQ          (CX), R8
+	SHRXQ         R8, DI, DI
+	KMOVW         DI, K1
+	SHRQ          $0x10, DI
 	VMOVAPS       Z15, Z17
 	VMOVUPS       (AX), Z16
 	VMULPS        Z0, Z16, K1, Z17
 	VMOVAPS       Z17, Z16
-	KMOVW         DX, K1
-	SHRQ          $0x10, DX
+	KMOVW         DI, K1
+	SHRQ          $0x10, DI
 	VMOVAPS       Z15, Z18
 	VMOVUPS       64(AX), Z19
 	VMULPS        Z0, Z19, K1, Z18
 	VMAXPS        Z18, Z16, Z16
-	KMOVW         DX, K1
-	SHRQ          $0x10, DX
+	KMOVW         DI, K1
+	SHRQ          $0x10, DI
 	VMOVAPS       Z15, Z19
 	VMOVUPS       128(AX), Z20
 	VMULPS        Z0, Z20, K1, Z19
 	VMAXPS        Z19, Z16, Z16
-	KMOVW         DX, K1
-	VMOVAPS       Z15, Z15
-	VMOVUPS       192(AX), Z20
-	VMULPS        Z0, Z20, K1, Z15
-	VMAXPS        Z15, Z16, Z16
-	VSHUFF32X4    $0x4e, Z16, Z16, Z0
-	VMAXPS        Z0, Z16, Z16
-	VSHUFF32X4    $0xb1, Z16, Z16, Z0
-	VMAXPS        Z0, Z16, Z16
-	VPERMILPS     $0x4e, Z16, Z0
-	VMAXPS        Z0, Z16, Z16
-	VPERMILPS     $0xb1, Z16, Z0
-	VMAXPS        Z0, Z16, Z16
-	VMOVSS        X16, top+24(FP)
-	VPXORD        Z21, Z21, Z21
+	KMOVW         DI, K1
+	VMOVAPS       Z15, Z20
+	VMOVUPS       192(AX), Z21
+	VMULPS        Z0, Z21, K1, Z20
+	VMAXPS        Z20, Z16, Z16
+	VSHUFF32X4    $0x4e, Z16, Z16, Z21
+	VMAXPS        Z21, Z16, Z16
+	VSHUFF32X4    $0xb1, Z16, Z16, Z21
+	VMAXPS        Z21, Z16, Z16
+	VPERMILPS     $0x4e, Z16, Z21
+	VMAXPS        Z21, Z16, Z16
+	VPERMILPS     $0xb1, Z16, Z21
+	VMAXPS        Z21, Z16, Z16
+	VMOVSS        X16, (DX)
+	VPXORD        Z22, Z22, Z22
 	VSUBPS        Z16, Z17, Z17
-	VMULPS        Z1, Z17, Z0
-	VADDPS        Z2, Z0, Z0
-	VSUBPS        Z2, Z0, Z20
-	VMULPS        Z3, Z20, Z23
-	VSUBPS        Z23, Z17, Z22
-	VMULPS        Z4, Z20, Z23
-	VSUBPS        Z23, Z22, Z22
-	VMULPS        Z9, Z22, Z20
-	VADDPS        Z10, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VADDPS        Z11, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VADDPS        Z12, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VADDPS        Z13, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VADDPS        Z14, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VMULPS        Z22, Z20, Z20
-	VADDPS        Z22, Z20, Z20
-	VADDPS        Z5, Z20, Z20
-	VPSUBD        Z2, Z0, Z0
-	VPSLLD        $0x17, Z0, Z0
-	VPADDD        Z0, Z20, Z20
+	VMULPS        Z1, Z17, Z21
+	VADDPS        Z2, Z21, Z21
+	VSUBPS        Z2, Z21, Z23
+	VMULPS        Z3, Z23, Z25
+	VSUBPS        Z25, Z17, Z24
+	VMULPS        Z4, Z23, Z25
+	VSUBPS        Z25, Z24, Z24
+	VMULPS        Z9, Z24, Z23
+	VADDPS        Z10, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VADDPS        Z11, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VADDPS        Z12, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VADDPS        Z13, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VADDPS        Z14, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VMULPS        Z24, Z23, Z23
+	VADDPS        Z24, Z23, Z23
+	VADDPS        Z5, Z23, Z23
+	VPSUBD        Z2, Z21, Z21
+	VPSLLD        $0x17, Z21, Z21
+	VPADDD        Z21, Z23, Z23
 	VCMPPS        $0x1e, Z7, Z17, K1
-	VMOVAPS       Z8, K1, Z20
+	VMOVAPS       Z8, K1, Z23
 	VCMPPS        $0x03, Z17, Z17, K1
-	VMOVAPS       Z17, K1, Z20
+	VMOVAPS       Z17, K1, Z23
 	VCMPPS        $0x15, Z6, Z17, K1
-	VMOVAPS.Z     Z20, K1, Z20
-	VMOVUPS       Z20, (AX)
-	VADDPS        Z20, Z21, Z21
+	VMOVAPS.Z     Z23, K1, Z23
+	VMOVUPS       Z23, (AX)
+	VADDPS        Z23, Z22, Z22
 	VSUBPS        Z16, Z18, Z18
-	VMULPS        Z1, Z18, Z0
-	VADDPS        Z2, Z0, Z0
-	VSUBPS        Z2, Z0, Z17
-	VMULPS        Z3, Z17, Z22
-	VSUBPS        Z22, Z18, Z20
-	VMULPS        Z4, Z17, Z22
-	VSUBPS        Z22, Z20, Z20
-	VMULPS        Z9, Z20, Z17
-	VADDPS        Z10, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VADDPS        Z11, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VADDPS        Z12, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VADDPS        Z13, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VADDPS        Z14, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VMULPS        Z20, Z17, Z17
-	VADDPS        Z20, Z17, Z17
-	VADDPS        Z5, Z17, Z17
-	VPSUBD        Z2, Z0, Z0
-	VPSLLD        $0x17, Z0, Z0
-	VPADDD        Z0, Z17, Z17
+	VMULPS        Z1, Z18, Z17
+	VADDPS        Z2, Z17, Z17
+	VSUBPS        Z2, Z17, Z21
+	VMULPS        Z3, Z21, Z24
+	VSUBPS        Z24, Z18, Z23
+	VMULPS        Z4, Z21, Z24
+	VSUBPS        Z24, Z23, Z23
+	VMULPS        Z9, Z23, Z21
+	VADDPS        Z10, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VADDPS        Z11, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VADDPS        Z12, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VADDPS        Z13, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VADDPS        Z14, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VMULPS        Z23, Z21, Z21
+	VADDPS        Z23, Z21, Z21
+	VADDPS        Z5, Z21, Z21
+	VPSUBD        Z2, Z17, Z17
+	VPSLLD        $0x17, Z17, Z17
+	VPADDD        Z17, Z21, Z21
 	VCMPPS        $0x1e, Z7, Z18, K1
-	VMOVAPS       Z8, K1, Z17
+	VMOVAPS       Z8, K1, Z21
 	VCMPPS        $0x03, Z18, Z18, K1
-	VMOVAPS       Z18, K1, Z17
+	VMOVAPS       Z18, K1, Z21
 	VCMPPS        $0x15, Z6, Z18, K1
-	VMOVAPS.Z     Z17, K1, Z17
-	VMOVUPS       Z17, 64(AX)
-	VADDPS        Z17, Z21, Z21
+	VMOVAPS.Z     Z21, K1, Z21
+	VMOVUPS       Z21, 64(AX)
+	VADDPS        Z21, Z22, Z22
 	VSUBPS        Z16, Z19, Z19
-	VMULPS        Z1, Z19, Z0
-	VADDPS        Z2, Z0, Z0
-	VSUBPS        Z2, Z0, Z17
-	VMULPS        Z3, Z17, Z20
-	VSUBPS        Z20, Z19, Z18
-	VMULPS        Z4, Z17, Z20
-	VSUBPS        Z20, Z18, Z18
+	VMULPS        Z1, Z19, Z17
+	VADDPS        Z2, Z17, Z17
+	VSUBPS        Z2, Z17, Z18
+	VMULPS        Z3, Z18, Z23
+	VSUBPS        Z23, Z19, Z21
+	VMULPS        Z4, Z18, Z23
+	VSUBPS        Z23, Z21, Z21
+	VMULPS        Z9, Z21, Z18
+	VADDPS        Z10, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VADDPS        Z11, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VADDPS        Z12, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VADDPS        Z13, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VADDPS        Z14, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VMULPS        Z21, Z18, Z18
+	VADDPS        Z21, Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VPSUBD        Z2, Z17, Z17
+	VPSLLD        $0x17, Z17, Z17
+	VPADDD        Z17, Z18, Z18
+	VCMPPS        $0x1e, Z7, Z19, K1
+	VMOVAPS       Z8, K1, Z18
+	VCMPPS        $0x03, Z19, Z19, K1
+	VMOVAPS       Z19, K1, Z18
+	VCMPPS        $0x15, Z6, Z19, K1
+	VMOVAPS.Z     Z18, K1, Z18
+	VMOVUPS       Z18, 128(AX)
+	VADDPS        Z18, Z22, Z22
+	VSUBPS        Z16, Z20, Z20
+	VMULPS        Z1, Z20, Z16
+	VADDPS        Z2, Z16, Z16
+	VSUBPS        Z2, Z16, Z17
+	VMULPS        Z3, Z17, Z19
+	VSUBPS        Z19, Z20, Z18
+	VMULPS        Z4, Z17, Z19
+	VSUBPS        Z19, Z18, Z18
 	VMULPS        Z9, Z18, Z17
 	VADDPS        Z10, Z17, Z17
 	VMULPS        Z18, Z17, Z17
@@ -10749,59 +10787,32 @@ TEXT ·softmax64(SB), NOSPLIT, $0-32
 	VMULPS        Z18, Z17, Z17
 	VADDPS        Z18, Z17, Z17
 	VADDPS        Z5, Z17, Z17
-	VPSUBD        Z2, Z0, Z0
-	VPSLLD        $0x17, Z0, Z0
-	VPADDD        Z0, Z17, Z17
-	VCMPPS        $0x1e, Z7, Z19, K1
+	VPSUBD        Z2, Z16, Z16
+	VPSLLD        $0x17, Z16, Z16
+	VPADDD        Z16, Z17, Z17
+	VCMPPS        $0x1e, Z7, Z20, K1
 	VMOVAPS       Z8, K1, Z17
-	VCMPPS        $0x03, Z19, Z19, K1
-	VMOVAPS       Z19, K1, Z17
-	VCMPPS        $0x15, Z6, Z19, K1
+	VCMPPS        $0x03, Z20, Z20, K1
+	VMOVAPS       Z20, K1, Z17
+	VCMPPS        $0x15, Z6, Z20, K1
 	VMOVAPS.Z     Z17, K1, Z17
-	VMOVUPS       Z17, 128(AX)
-	VADDPS        Z17, Z21, Z21
-	VSUBPS        Z16, Z15, Z15
-	VMULPS        Z1, Z15, Z0
-	VADDPS        Z2, Z0, Z0
-	VSUBPS        Z2, Z0, Z1
-	VMULPS        Z3, Z1, Z16
-	VSUBPS        Z16, Z15, Z3
-	VMULPS        Z4, Z1, Z16
-	VSUBPS        Z16, Z3, Z3
-	VMULPS        Z9, Z3, Z1
-	VADDPS        Z10, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VADDPS        Z11, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VADDPS        Z12, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VADDPS        Z13, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VADDPS        Z14, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VMULPS        Z3, Z1, Z1
-	VADDPS        Z3, Z1, Z1
-	VADDPS        Z5, Z1, Z1
-	VPSUBD        Z2, Z0, Z0
-	VPSLLD        $0x17, Z0, Z0
-	VPADDD        Z0, Z1, Z1
-	VCMPPS        $0x1e, Z7, Z15, K1
-	VMOVAPS       Z8, K1, Z1
-	VCMPPS        $0x03, Z15, Z15, K1
-	VMOVAPS       Z15, K1, Z1
-	VCMPPS        $0x15, Z6, Z15, K1
-	VMOVAPS.Z     Z1, K1, Z1
-	VMOVUPS       Z1, 192(AX)
-	VADDPS        Z1, Z21, Z21
-	VEXTRACTF64X4 $0x01, Z21, Y0
-	VADDPS        Y0, Y21, Y21
-	VEXTRACTF32X4 $0x01, Y21, X0
-	VADDPS        X0, X21, X21
-	VPERMILPS     $0x0e, X21, X0
-	VADDPS        X0, X21, X21
-	VPERMILPS     $0x01, X21, X0
-	VADDPS        X0, X21, X21
-	VMOVSS        X21, sum+28(FP)
+	VMOVUPS       Z17, 192(AX)
+	VADDPS        Z17, Z22, Z22
+	VEXTRACTF64X4 $0x01, Z22, Y16
+	VADDPS        Y16, Y22, Y22
+	VEXTRACTF32X4 $0x01, Y22, X16
+	VADDPS        X16, X22, X22
+	VPERMILPS     $0x0e, X22, X16
+	VADDPS        X16, X22, X22
+	VPERMILPS     $0x01, X22, X16
+	VADDPS        X16, X22, X22
+	VMOVSS        X22, (BX)
+	ADDQ          $+256, AX
+	ADDQ          $0x08, CX
+	ADDQ          $0x04, DX
+	ADDQ          $0x04, BX
+	DECQ          SI
+	JNZ           query
 	VZEROUPPER
 	RET
 

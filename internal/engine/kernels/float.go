@@ -8,7 +8,7 @@ type floatRoutines struct {
 	dots4x4  func(y *float32, yStride int, x *float32, xStride int, w *float32, wStride, fours, steps int)
 	dots16x1 func(y, x, w *float32, wStride, sixteens, steps int)
 	dot      func(x, y *float32, steps int) float32
-	softmax  func(p *float32, n int, scale float32) (top, sum float32)
+	softmax  func(p *float32, n *int, top, sum *float32, queries int, scale float32)
 	mix4x64  mixRoutine
 	mix4x16  mixRoutine
 	mix1x64  mixRoutine

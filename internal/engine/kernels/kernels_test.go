@@ -389,7 +389,7 @@ func testAttend(t *testing.T) {
 			out, scratch := make([]float32, dim), make([]float32, AttendScratch(dim))
 			s := make([]State, 1)
 			for p := 0; p < n; p += Span {
-				Attend(s, out, q, k[p*dim:], v[p*dim:], min(Span, n-p), scale, p == 0, scratch)
+				Attend(s, out, q, k[p*dim:], v[p*dim:], slices.Repeat([]int{min(Span, n-p)}, len(s)), scale, p == 0, scratch)
 			}
 			s[0].Finish(out)
 			want, total := make([]float64, dim), 0.0

@@ -2,6 +2,10 @@ package kernels
 
 import "golang.org/x/sys/cpu"
 
+// Pause waits for some tens of nanoseconds, and leaves what the core can do to
+// whoever shares it.
+func Pause() { pause(1) }
+
 // detect says which paths this processor and its operating system support.
 func detect() []*path {
 	var paths []*path
@@ -49,7 +53,7 @@ var avx2 = &path{
 		quantise: quantiseRecords,
 	},
 	float: &floatRoutines{
-		dots4x4: dots4x4x2, dots16x1: dots16x1x2, dot: dot16x2, softmax: softmax64x2,
+		dots4x4: dots4x4x2, dots16x1: dots16x1x2, dot: dot16x2, softmax: eachSoftmax(softmax64x2),
 		mix4x64: fourTimes(mix1x64x2), mix4x16: fourTimes(mix1x16x2), mix1x64: mix1x64x2, mix1x16: mix1x16x2, merge: merge256,
 		exp: exp256, swiglu: swiglu256, scale: scale256, add: add256,
 		widenF16: widenHalves256, roundF16: roundHalves256, halves: ropeHalves256,
@@ -72,6 +76,15 @@ func thrice(four mulRoutine) mulRoutine {
 	return func(y *float32, stride int, w, x *byte, group, blocks int) {
 		for i := range 3 {
 			four(ahead(y, 4*i*stride), stride, w, ahead(x, i*group), group, blocks)
+		}
+	}
+}
+
+// eachSoftmax does some queries by a routine for one.
+func eachSoftmax(one func(p *float32, n int, scale float32) (top, sum float32)) func(p *float32, n *int, top, sum *float32, queries int, scale float32) {
+	return func(p *float32, n *int, top, sum *float32, queries int, scale float32) {
+		for i := range queries {
+			*ahead(top, 4*i), *ahead(sum, 4*i) = one(ahead(p, 4*Span*i), *ahead(n, size[int]()*i), scale)
 		}
 	}
 }

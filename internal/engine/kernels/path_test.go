@@ -121,10 +121,14 @@ func TestPathsAttend(t *testing.T) {
 		for _, x := range [][]float32{q, k, v} {
 			awkward(rnd, x, i%3 == 2)
 		}
-		agree(t, fmt.Sprintf("%d queries of %d, %d positions", queries, dim, n), func() []float32 {
+		all, seen := slices.Repeat([]int{Span}, queries), slices.Repeat([]int{n}, queries)
+		for i := 1; i < queries; i++ { // later queries may see more
+			seen[i] = min(seen[i-1]+rnd.IntN(3), Span)
+		}
+		agree(t, fmt.Sprintf("%d queries of %d, %v positions", queries, dim, seen), func() []float32 {
 			s, out, scratch := make([]State, queries), make([]float32, queries*dim), make([]float32, AttendScratch(dim))
-			Attend(s, out, q, k, v, Span, 0.01, true, scratch)
-			Attend(s, out, q, v, k, n, 0.3, false, scratch)
+			Attend(s, out, q, k, v, all, 0.01, true, scratch)
+			Attend(s, out, q, v, k, seen, 0.3, false, scratch)
 			for i := range s {
 				s[i].Finish(out[i*dim : (i+1)*dim])
 			}

@@ -26,6 +26,15 @@ func avx2(a *asm) {
 	mix256(a, 8)
 	mix256(a, 2)
 	floats(a)
+	pause(a)
+}
+
+// pause needs no more than any amd64 has.
+func pause(a *asm) {
+	a.function("pause", "func(n int)", "pause waits for so many PAUSE instructions.")
+	n := a.param("n")
+	a.loop("again", n, func() { a.PAUSE() })
+	a.RET()
 }
 
 func (a *asm) ymms(n int) []reg.VecVirtual {

@@ -298,55 +298,61 @@ func (a *asm) exp(c *expNumbers, x reg.VecVirtual) reg.VecVirtual {
 }
 
 func softmax(a *asm) {
-	a.function("softmax64", "func(p *float32, n int, scale float32) (top, sum float32)",
-		"softmax64 scales p[:n], n at most 64, takes exp(p - top), and sums that. It writes all 64.")
-	p, n := a.param("p"), a.param("n")
+	a.function("softmax64", "func(p *float32, n *int, top, sum *float32, queries int, scale float32)",
+		"softmax64 scales p[:n], n at most 64, takes exp(p - top), and sums that, for so many rows p. It writes all 64.")
+	p, n, top, sum, queries := a.param("p"), a.param("n"), a.param("top"), a.param("sum"), a.param("queries")
 	scale := a.ZMM()
 	a.VBROADCASTSS(a.mustAddr("scale"), scale)
 	c := a.expNumbers()
-	// Lanes from n on are -inf, so that exp gives 0.
-	mask, shift := a.GP64(), a.GP64()
-	a.MOVQ(operand.I32(-1), mask)
-	a.MOVQ(operand.I32(64), shift)
-	a.SUBQ(n, shift)
-	a.SHRXQ(shift, mask, mask)
-	minus, best := a.broadcast(math.Float32bits(float32(math.Inf(-1)))), a.ZMM()
-	v := a.zmms(4)
-	for i := range v {
-		k := a.K()
-		a.KMOVW(mask.As32(), k)
-		if i < 3 {
-			a.SHRQ(operand.U8(16), mask)
+	minus := a.broadcast(math.Float32bits(float32(math.Inf(-1))))
+	a.loop("query", queries, func() {
+		// Lanes from n on are -inf, so that exp gives 0.
+		mask, shift, best := a.GP64(), a.GP64(), a.ZMM()
+		a.MOVQ(operand.I32(-1), mask)
+		a.MOVQ(operand.I32(64), shift)
+		a.SUBQ(at(n, 0), shift)
+		a.SHRXQ(shift, mask, mask)
+		v := a.zmms(4)
+		for i := range v {
+			k := a.K()
+			a.KMOVW(mask.As32(), k)
+			if i < 3 {
+				a.SHRQ(operand.U8(16), mask)
+			}
+			t := a.ZMM()
+			a.VMOVAPS(minus, v[i])
+			a.VMOVUPS(at(p, 64*i), t)
+			a.VMULPS(scale, t, k, v[i])
+			if i == 0 {
+				a.VMOVAPS(v[i], best)
+			} else {
+				a.VMAXPS(v[i], best, best)
+			}
 		}
 		t := a.ZMM()
-		a.VMOVAPS(minus, v[i])
-		a.VMOVUPS(at(p, 64*i), t)
-		a.VMULPS(scale, t, k, v[i])
-		if i == 0 {
-			a.VMOVAPS(v[i], best)
-		} else {
-			a.VMAXPS(v[i], best, best)
+		for _, imm := range []uint8{0x4e, 0xb1} {
+			a.VSHUFF32X4(operand.U8(imm), best, best, t)
+			a.VMAXPS(t, best, best)
 		}
-	}
-	t := a.ZMM()
-	for _, imm := range []uint8{0x4e, 0xb1} {
-		a.VSHUFF32X4(operand.U8(imm), best, best, t)
-		a.VMAXPS(t, best, best)
-	}
-	for _, imm := range []uint8{0x4e, 0xb1} {
-		a.VPERMILPS(operand.U8(imm), best, t)
-		a.VMAXPS(t, best, best)
-	}
-	a.give(a.Return("top"), best)
-	acc := a.zero()
-	for i := range v {
-		a.VSUBPS(best, v[i], v[i])
-		e := a.exp(&c, v[i])
-		a.VMOVUPS(e, at(p, 64*i))
-		a.VADDPS(e, acc, acc)
-	}
-	a.sum(acc)
-	a.give(a.Return("sum"), acc)
+		for _, imm := range []uint8{0x4e, 0xb1} {
+			a.VPERMILPS(operand.U8(imm), best, t)
+			a.VMAXPS(t, best, best)
+		}
+		a.VMOVSS(best.AsX(), at(top, 0))
+		acc := a.zero()
+		for i := range v {
+			a.VSUBPS(best, v[i], v[i])
+			e := a.exp(&c, v[i])
+			a.VMOVUPS(e, at(p, 64*i))
+			a.VADDPS(e, acc, acc)
+		}
+		a.sum(acc)
+		a.VMOVSS(acc.AsX(), at(sum, 0))
+		a.ADDQ(operand.I32(256), p)
+		a.ADDQ(operand.U8(8), n)
+		a.ADDQ(operand.U8(4), top)
+		a.ADDQ(operand.U8(4), sum)
+	})
 	a.done()
 }
 
