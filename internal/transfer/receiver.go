@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"net"
 	"sync"
 	"syscall"
@@ -449,16 +448,17 @@ func (l *link) data(h *head) error {
 func (l *link) pages(p *part, h *head) error {
 	r := l.r
 	mem, first := r.cfg.Memory[l.rank], int(h.head)-l.share.head+l.share.dHead
-	sum := uint32(0)
+	l.into = l.into[:0]
 	for _, page := range p.g.spec.Pages[h.index : h.index+h.count] {
 		b := mem.Extent(int(h.layer), page, first, int(h.heads))
 		if len(b) != r.cfg.Geometry.ExtentBytes(int(h.heads)) {
 			panic(fmt.Sprintf("transfer: an extent of %d bytes for %d heads", len(b), h.heads))
 		}
-		if err := l.fill(b); err != nil {
-			return err // the reader's exit quiesces the grant
-		}
-		sum = crc32.Update(sum, castagnoli, b)
+		l.into = append(l.into, b)
+	}
+	sum, err := l.spread()
+	if err != nil {
+		return err // the reader's exit quiesces the grant
 	}
 	sound := sum == h.sum
 	if sound {

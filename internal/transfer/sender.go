@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"net"
 	"slices"
@@ -451,9 +450,12 @@ func (p *port) put(buf []byte, f *frame) error {
 	first := int(f.head.head) - p.share.head + p.share.pHead
 	for _, page := range f.pages {
 		b := p.mem.Extent(int(f.head.layer), page, first, int(f.head.heads))
-		f.head.sum = crc32.Update(f.head.sum, castagnoli, b)
 		p.vec = append(p.vec, b)
 	}
+	payload := spans{bufs: p.vec[1:]}
+	ahead := payload
+	ahead.pass(lead, fetch)
+	f.head.sum = payload.sum(0, int(f.head.size), &ahead, fetch)
 	f.head.put((*[headSize]byte)(buf[len(buf)-headSize:]))
 	err := p.writeVec()
 	p.s.mu.Lock()

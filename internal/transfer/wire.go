@@ -23,6 +23,8 @@ type wire struct {
 
 	in   [headSize]byte // the reader's
 	body []byte
+	into [][]byte // extents of the payload being read
+	many *vector  // nil: they are read one by one
 
 	vec [][]byte    // the writer's
 	iov net.Buffers // what is left of vec
@@ -51,12 +53,16 @@ const stalled = time.Second
 // time, and the extents of DATA, being longer as a rule, go past it straight into the pages.
 const readAhead = 4 << 10
 
+// warm is how many bytes are read at a time and then summed: a small part of a
+// core's own cache, which also takes what is claimed meanwhile.
+const warm = 64 << 10
+
 // bodyKept is how much of a body buffer stays with a quiet link.
 const bodyKept = 64 << 10
 
 func newWire(conn net.Conn, toP bool, silence, slow time.Duration) *wire {
 	return &wire{conn: conn, br: bufio.NewReaderSize(conn, readAhead), toP: toP,
-		silence: silence, slow: slow, wake: make(chan struct{}, 1)}
+		many: newVector(conn), silence: silence, slow: slow, wake: make(chan struct{}, 1)}
 }
 
 // poke wakes the writer.
@@ -150,6 +156,28 @@ func (w *wire) fill(b []byte) error {
 		}
 	}
 	return nil
+}
+
+// spread reads exactly so much as fills the buffers in w.into, and gives their
+// checksum. What has come is summed while the cache still has it.
+func (w *wire) spread() (sum uint32, err error) {
+	for rest := (spans{bufs: w.into}); len(rest.bufs) > 0; {
+		var n int
+		if w.many == nil || w.br.Buffered() > 0 {
+			n, err = w.br.Read(rest.bufs[0][rest.at:])
+		} else {
+			n, err = w.many.read(&rest, warm)
+		}
+		ahead := rest
+		ahead.pass(n, skipped)
+		sum = rest.sum(sum, n, &ahead, claim)
+		if err != nil && len(rest.bufs) > 0 {
+			if err = w.fault(err, &w.mu.read, w.conn.SetReadDeadline); err != nil {
+				return sum, err
+			}
+		}
+	}
+	return sum, nil
 }
 
 // skip reads n bytes to nowhere.

@@ -1,0 +1,69 @@
+package transfer
+
+import (
+	"hash/crc32"
+	"unsafe"
+)
+
+// A checksum at the speed of memory. A core of 2.5 GHz sums 20 GB/s of what its
+// cache holds, and waits most of the time for what it does not: 6 GB/s. So each
+// piece is summed while others are on their way to the cache: on P those that
+// are summed next, on D those that the next read will write to.
+
+// piece is what is summed between two looks ahead: a multiple of the 504 bytes
+// that hash/crc32 takes at least in its fastest way, and not much more than
+// the lines that a core can wait for at a time.
+const piece = 2 * 504
+
+// lead is how far P looks ahead.
+const lead = 2 << 10
+
+// spans walks over buffers as if they were one.
+type spans struct {
+	bufs [][]byte
+	at   int // into the first
+}
+
+// take gives the next bytes, at most so many and as far as one buffer goes; nil: none are left.
+func (s *spans) take(most int) []byte {
+	for len(s.bufs) > 0 {
+		b := s.bufs[0][s.at:]
+		if len(b) > most {
+			s.at += most
+			return b[:most]
+		}
+		s.bufs, s.at = s.bufs[1:], 0
+		if len(b) > 0 {
+			return b
+		}
+	}
+	return nil
+}
+
+// pass goes n bytes on and looks at each stretch.
+func (s *spans) pass(n int, look func(*byte, int)) {
+	for n > 0 {
+		b := s.take(n)
+		if b == nil {
+			return
+		}
+		look(unsafe.SliceData(b), len(b))
+		n -= len(b)
+	}
+}
+
+func skipped(*byte, int) {}
+
+// sum adds n bytes of s to a checksum, and looks as far ahead as it goes.
+func (s *spans) sum(sum uint32, n int, ahead *spans, look func(*byte, int)) uint32 {
+	for n > 0 {
+		b := s.take(min(n, piece))
+		if b == nil {
+			return sum
+		}
+		ahead.pass(len(b), look)
+		sum = crc32.Update(sum, castagnoli, b)
+		n -= len(b)
+	}
+	return sum
+}
