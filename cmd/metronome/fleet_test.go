@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -27,6 +28,7 @@ type roles struct {
 	serve, router   string // base URLs
 	prefill, decode string
 	bootstrap       string
+	log             *safeBuffer // the router's, JSON
 }
 
 // ways are the names of the three ways.
@@ -56,12 +58,13 @@ func startRoles(t *testing.T, change tune) *roles {
 		}
 		panic("unreachable")
 	}
-	f := &roles{serve: start(worker.Serve).HTTP, decode: start(worker.Decode).HTTP}
+	f := &roles{serve: start(worker.Serve).HTTP, decode: start(worker.Decode).HTTP, log: new(safeBuffer)}
 	p := start(worker.Prefill)
 	f.prefill, f.bootstrap = p.HTTP, p.Bootstrap
 	_, port, _ := net.SplitHostPort(p.Bootstrap)
 	cfg := router.Default()
 	cfg.Prefill, cfg.Decode, cfg.Drain = []string{p.HTTP + "," + port}, []string{f.decode}, time.Second
+	cfg.Log = slog.New(slog.NewJSONHandler(f.log, nil))
 	r, err := router.New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -182,6 +185,15 @@ var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 
 // send makes one request. It never takes longer than 30 s.
 func send(ctx context.Context, method, url string, body []byte) answer {
+	return sendWith(ctx, method, url, body, nil)
+}
+
+// sendAs posts with a request id.
+func sendAs(ctx context.Context, id, url string, body []byte) answer {
+	return sendWith(ctx, "POST", url, body, map[string]string{"X-Request-Id": id})
+}
+
+func sendWith(ctx context.Context, method, url string, body []byte, header map[string]string) answer {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
@@ -189,6 +201,9 @@ func send(ctx context.Context, method, url string, body []byte) answer {
 		return answer{body: []byte(err.Error())}
 	}
 	req.Header.Set("Content-Type", "application/json")
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return answer{body: []byte(err.Error())}

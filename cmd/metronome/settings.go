@@ -250,6 +250,7 @@ var examples = map[string][2]string{
 	"registry": {"metronome registry", "metronome registry --listen 10.0.0.1:8998 --token-file token"},
 	"pull":     {"metronome pull smollm2", "metronome pull smollm2 --index https://mirror.example/simple/"},
 	"models":   {"metronome models", "metronome models ~/models other.gguf --json"},
+	"explain":  {"metronome explain 5f0c1c2f", "metronome explain req-17 --router http://10.0.0.2:8000 --token-file token"},
 	"config":   {"metronome config decode", "METRONOME_KV_TIMEOUT=10s metronome config prefill"},
 	"version":  {"metronome version", "metronome version --verbose"},
 	"":         {"metronome up", "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'"},

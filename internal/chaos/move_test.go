@@ -215,6 +215,7 @@ func TestF50KilledDecode(t *testing.T) {
 		t.Errorf("%v streams were moved, want %d", n, len(calls))
 	}
 	t.Logf("the longest gap of %d streams was %v", len(calls), worst)
+	explainMoved(t, router, d[0], "call-7")
 	use.regained(t, p[0], p[1], d[1], router)
 }
 

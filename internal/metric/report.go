@@ -3,7 +3,6 @@ package metric
 import (
 	"log/slog"
 	"sync"
-	"time"
 )
 
 // Report is what one process knows of one request: a line of its access log, a
@@ -31,13 +30,13 @@ type Report struct {
 
 // Attempt is one try of a pair of workers.
 type Attempt struct {
-	Attempt int      `json:"attempt"`         // from 1
-	Moved   bool     `json:"moved,omitempty"` // it went on with the stream of the one before
-	Room    int64    `json:"room,string"`     // of the first answer; pairs its legs
-	Routed  Timeline `json:"timeline_ms"`     // the router's, from the request's begin: routed, and ended when it was given up
-	Cause   string   `json:"cause,omitempty"` // why it was given up
-	Prefill Leg      `json:"prefill"`
-	Decode  Leg      `json:"decode"`
+	Attempt  int      `json:"attempt"`         // from 1
+	Moved    bool     `json:"moved,omitempty"` // it went on with the stream of the one before
+	Room     int64    `json:"room,string"`     // of the first answer; pairs its legs
+	Timeline Timeline `json:"timeline_ms"`     // the router's, since it saw the request: routed, ended
+	Cause    string   `json:"cause,omitempty"` // why it was given up
+	Prefill  Leg      `json:"prefill"`
+	Decode   Leg      `json:"decode"`
 }
 
 // Leg is one leg of an attempt.
@@ -161,6 +160,3 @@ func (r *Ring[T]) Newest(n int, want func(T) bool) (list []T) {
 	}
 	return list
 }
-
-// MS is a duration in milliseconds as reports have it.
-func MS(d time.Duration) float64 { return ms(d) }

@@ -4,9 +4,11 @@ package metric
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -64,6 +66,13 @@ func (t *Timeline) Moments() (list []Moment) {
 			list = append(list, Moment{Mark(m), at})
 		}
 	}
+	return list
+}
+
+// ByTime are the same marks, the earliest first.
+func (t *Timeline) ByTime() []Moment {
+	list := t.Moments()
+	slices.SortStableFunc(list, func(a, b Moment) int { return cmp.Compare(a.At, b.At) })
 	return list
 }
 

@@ -24,7 +24,7 @@ func isStream(header map[string][]string) bool {
 var hopByHop = map[string]bool{
 	"Connection": true, "Proxy-Connection": true, "Keep-Alive": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Proxy-Authenticate": true, "Proxy-Authorization": true, "Content-Length": true, "Expect": true, "Host": true,
-	api.JournalHeader: true,
+	api.JournalHeader: true, api.TimelineHeader: true,
 }
 
 // copyHeader adds the end-to-end headers of src to dst; dst's own win.

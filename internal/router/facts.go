@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/metric"
 )
 
 // forward passes a request that any one worker can answer to a usable one:
@@ -104,38 +105,41 @@ func (r *Router) serverInfo(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, map[string][]json.RawMessage{"prefill": infos[:n], "decode": infos[n:]})
 }
 
-// debugRequests is the table of running requests, the oldest first.
-func (r *Router) debugRequests(w http.ResponseWriter, _ *http.Request) {
-	type row struct {
-		ID       string  `json:"id"`
-		Path     string  `json:"path"`
-		Phase    string  `json:"phase"`
-		AgeS     float64 `json:"age_s"`
-		PhaseS   float64 `json:"phase_age_s"`
-		Attempt  int     `json:"attempt"`
-		Prefill  string  `json:"prefill,omitempty"`
-		Decode   string  `json:"decode,omitempty"`
-		PrefillS string  `json:"prefill_leg"`
-		DecodeS  string  `json:"decode_leg"`
-		Body     int     `json:"prompt_bytes"`
-		Items    int     `json:"items"`
-	}
-	rows := []row{}
+// requestRow is a running request.
+type requestRow struct {
+	ID       string          `json:"id"`
+	Path     string          `json:"path"`
+	Phase    string          `json:"phase"`
+	AgeS     float64         `json:"age_s"`
+	PhaseS   float64         `json:"phase_age_s"`
+	Attempt  int             `json:"attempt"`
+	Prefill  string          `json:"prefill,omitempty"`
+	Decode   string          `json:"decode,omitempty"`
+	PrefillS string          `json:"prefill_leg"`
+	DecodeS  string          `json:"decode_leg"`
+	Body     int             `json:"prompt_bytes"`
+	Items    int             `json:"items"`
+	Timeline metric.Timeline `json:"timeline_ms"`
+}
+
+// rows is the table of running requests, the oldest first.
+func (r *Router) rows() []requestRow {
+	rows := []requestRow{}
 	for _, x := range r.all() {
 		x.mu.Lock()
 		now := r.now()
 		p := &x.pair
-		one := row{ID: x.id, Path: x.path, Phase: p.phase.String(), AgeS: (now - x.began).Seconds(), Attempt: p.attempt,
+		one := requestRow{ID: x.id, Path: x.path, Phase: p.phase.String(), AgeS: (now - x.began).Seconds(), Attempt: p.attempt,
 			PhaseS: (now - max(p.since, x.began)).Seconds(), Prefill: p.workers[Prefill], Decode: p.workers[Decode],
-			PrefillS: p.legs[Prefill].String(), DecodeS: p.legs[Decode].String()}
+			PrefillS: p.legs[Prefill].String(), DecodeS: p.legs[Decode].String(), Timeline: x.history.snapshot().Timeline}
 		if p.phase != phaseNew {
 			one.Body, one.Items = x.scan.PromptBytes, x.items
 		}
 		x.mu.Unlock()
 		rows = append(rows, one)
 	}
-	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(b.AgeS, a.AgeS) })
-	writeJSON(w, rows)
+	slices.SortFunc(rows, func(a, b requestRow) int { return cmp.Compare(b.AgeS, a.AgeS) })
+	return rows
 }
 
 func writeJSON(w http.ResponseWriter, v any) {

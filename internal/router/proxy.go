@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/metric"
 )
 
 const (
@@ -48,6 +49,8 @@ type exchange struct {
 	wishes [2]wish
 	header http.Header // what both legs get
 
+	history *history
+
 	// Under mu: the machine and what its actions touch.
 	mu    sync.Mutex
 	pair  pair
@@ -67,6 +70,8 @@ type exchange struct {
 	headed bool          // the client has the answer's head
 	abort  bool          // break the connection off
 	sent   int64         // bytes to the client
+
+	lastByte time.Duration // when the client had taken the last of them
 }
 
 // attempt is one try of a pair.
@@ -143,6 +148,9 @@ func (x *exchange) pick(now time.Duration) event {
 	if err != nil {
 		return event{kind: evNone, err: err}
 	}
+	if x.pair.attempt > 0 {
+		x.history.over(now, x.pair.last.err)
+	}
 	if retry {
 		x.r.metrics.Retries.Inc()
 	}
@@ -171,7 +179,9 @@ func (x *exchange) dispatch(now time.Duration) {
 		in.Rooms[i] = rand.Int64() // uniform in [0, 2^63-1], from the runtime's ChaCha8, seeded by the system
 	}
 	a.header = x.header.Clone()
+	a.header[api.TimelineHeader] = []string{"1"}
 	x.askJournal(a, &in)
+	x.history.routed(now, a, in.Rooms[0])
 	a.segs, _, a.length = x.scan.Splice(make([][]byte, 0, 6), make([]byte, 0, 192), in)
 	a.header["X-Request-Timeout"] = []string{strconv.FormatInt((x.until-now).Milliseconds(), 10) + "ms"}
 	// The prefill's context does not end with the client's request: it may
@@ -193,6 +203,7 @@ func (x *exchange) endLeg(a action) {
 
 // run takes a request whose body is read to its end.
 func (x *exchange) run() {
+	x.history.mark(x.r.now(), metric.Queued)
 	x.step(event{kind: evStart})
 	for a := x.take(); a != nil; a = x.take() {
 		x.decode(a)
@@ -229,6 +240,7 @@ var errLegOver = errors.New("the leg is over")
 // ends, and for an error inside of it.
 func (x *exchange) prefill(a *attempt) {
 	w := a.workers[Prefill]
+	defer x.history.leave(x.r.cfg.Log)
 	defer x.dropScores(a)
 	defer x.r.table.release(w, a.cost[Prefill])
 	defer a.cancel[Prefill](errLegOver)
@@ -239,6 +251,7 @@ func (x *exchange) prefill(a *attempt) {
 		} else {
 			f = drainPrefill(a.ctx[Prefill], resp, x.items)
 		}
+		x.history.answered(a.n, Prefill, resp)
 		resp.Body.Close()
 	}
 	x.mu.Lock()
@@ -247,6 +260,7 @@ func (x *exchange) prefill(a *attempt) {
 		a.late.Stop()
 	}
 	if f != nil {
+		x.history.failed(a.n, Prefill, f)
 		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Prefill, fault: *f})
 		return
 	}
@@ -290,6 +304,7 @@ func (x *exchange) decode(a *attempt) {
 		return
 	}
 	defer resp.Body.Close()
+	defer func() { x.history.answered(a.n, Decode, resp) }()
 	if f := x.goesOn(a, resp); f != nil {
 		x.decodeFailed(a, *f)
 		return
@@ -304,6 +319,7 @@ func (x *exchange) decode(a *attempt) {
 // decodeFailed tells the machine; a failure that comes of the client's going
 // away is just that.
 func (x *exchange) decodeFailed(a *attempt, f fault) {
+	x.history.failed(a.n, Decode, &f)
 	if x.req.Context().Err() != nil {
 		x.step(event{kind: evGone})
 		return
@@ -334,6 +350,7 @@ func (x *exchange) mayRelay(a *attempt, resp *http.Response) bool {
 		return true
 	}
 	x.firstByte = now
+	x.history.mark(now, metric.FirstToken)
 	if x.stream { // a whole answer tells nothing of its first token
 		x.r.metrics.TTFT.Observe((x.firstByte - x.began).Seconds())
 	}
@@ -501,7 +518,11 @@ func (x *exchange) write(run []byte) bool {
 	if err == nil {
 		err = x.rc.Flush()
 	}
-	x.heard.Store(int64(x.r.now()))
+	now := x.r.now()
+	x.heard.Store(int64(now))
+	if n > 0 {
+		x.lastByte = now
+	}
 	if err != nil {
 		x.step(event{kind: evGone}) // or so slow that it is the same
 	}
@@ -562,6 +583,7 @@ func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
 		return resp, nil
 	}
 	defer resp.Body.Close()
+	x.history.answered(a.n, leg, resp)
 	body, err := io.ReadAll(io.LimitReader(resp.Body, errorAnswer))
 	if err != nil {
 		return nil, &fault{kind: faultCut, text: plainCause(a.ctx[leg], err)}

@@ -1,10 +1,8 @@
 package router
 
 import (
-	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"time"
@@ -18,6 +16,7 @@ func (r *Router) generate(kind api.Kind) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		x := &exchange{r: r, w: w, rc: http.NewResponseController(w), req: req, kind: kind, path: path, began: r.now(),
 			id: req.Header["X-Request-Id"][0], pair: pair{retries: r.cfg.Retries, migrations: r.cfg.Migrations}}
+		x.history = newHistory(x)
 		err := x.open()
 		if err == nil {
 			x.run()
@@ -166,6 +165,7 @@ func (x *exchange) close(err *api.Error) {
 		x.timer.Stop()
 	}
 	now := r.now()
+	x.settle(now, err)
 	r.mu.Lock()
 	if _, ok := r.live[x]; ok {
 		delete(r.live, x)
@@ -173,35 +173,38 @@ func (x *exchange) close(err *api.Error) {
 	}
 	r.mu.Unlock()
 	r.bodies.Add(-x.held)
+	x.history.leave(r.cfg.Log)
+}
+
+// settle counts how the request ended, and keeps it among the ended ones.
+func (x *exchange) settle(now time.Duration, err *api.Error) {
+	r := x.r
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if err == nil {
 		err = x.pair.end
 	}
-	took := now - x.began
 	code := "ok"
 	if err != nil {
 		code = string(err.Code)
 	} else {
-		r.metrics.E2E.Observe(took.Seconds())
+		r.metrics.E2E.Observe((now - x.began).Seconds())
 	}
 	r.metrics.Requests.With(code).Inc()
-	if !r.cfg.Log.Enabled(context.Background(), slog.LevelInfo) {
-		return
+	x.history.over(now, err)
+	x.history.ended(x, now, x.status(err), err)
+	r.ended.Add(x.history)
+}
+
+// status is the one that the client got; 499: it was not there any more.
+func (x *exchange) status(err *api.Error) int {
+	switch {
+	case x.firstByte != 0 || err == nil:
+		return http.StatusOK
+	case x.fail.pass != nil:
+		return x.fail.pass.status
 	}
-	attrs := make([]slog.Attr, 0, 12)
-	attrs = append(attrs, slog.String("request", x.id), slog.String("path", x.path), slog.String("code", code),
-		slog.Duration("took", took), slog.Int("items", x.items), slog.Int64("bytes", x.sent), slog.Int("attempts", x.pair.attempt))
-	if x.firstByte != 0 {
-		attrs = append(attrs, slog.Duration("ttft", x.firstByte-x.began))
-	}
-	if x.pair.attempt > 0 {
-		attrs = append(attrs, slog.String("prefill", x.pair.workers[Prefill]), slog.String("decode", x.pair.workers[Decode]))
-	}
-	if err != nil {
-		attrs = append(attrs, slog.String("error", err.Message))
-	}
-	r.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+	return err.HTTPStatus()
 }
 
 // workerOut moves the request if it waits for w and there is somewhere to move.

@@ -55,6 +55,8 @@ type Router struct {
 	budget  budget
 	pace    pace
 	probing bool // between the start and the end of Run
+
+	ended *metric.Ring[*history]
 }
 
 // New makes a router from a checked configuration. The error says what is wrong
@@ -63,7 +65,7 @@ func New(cfg Config) (*Router, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}, budget: newBudget()}
+	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}, budget: newBudget(), ended: metric.NewRing[*history](metric.Kept)}
 	var err error
 	if r.table, err = newTable(&cfg, r.metrics); err != nil {
 		return nil, err
