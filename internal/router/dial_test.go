@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/bootstrap"
 )
 
 // names is a resolver that a test changes.
@@ -106,5 +109,63 @@ func TestDialManyAddresses(t *testing.T) {
 		if tried.Load() != dialMost || open.Load() != 0 {
 			t.Errorf("%d addresses were tried, %d tries are open", tried.Load(), open.Load())
 		}
+	})
+}
+
+// The name of a worker leads to one of another model. It is known by the model
+// that its probes tell, and out at the next one; nothing is sent to it. When the
+// name leads back it is in again. Of two that differ the one that has changed is
+// the stranger, and a fleet can move to another model worker by worker.
+func TestF83Stranger(t *testing.T) {
+	tells := func(s *stub, model string) {
+		s.setHealth(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(bootstrap.FingerprintHeader, model) })
+	}
+	served := func(t *testing.T, f *fleet, n int) {
+		t.Helper()
+		for range n {
+			if got := f.post("/generate", `{"text":"a","stream":true}`); got.body != usual {
+				t.Fatalf("%+v", got)
+			}
+		}
+	}
+	inFleet(t, 2, 2, nil, func(t *testing.T, f *fleet) {
+		all := []*stub{f.p[0], f.p[1], f.d[0], f.d[1]}
+		for _, s := range all {
+			tells(s, "F")
+		}
+		time.Sleep(time.Second)
+		served(t, f, 4)
+		tells(f.p[0], "X")
+		until(t, 600*time.Millisecond, func() bool { return !f.standing().up })
+		if cause := f.standing().cause; !strings.Contains(cause, "another model") || !strings.Contains(cause, "fingerprint X, the fleet's is F") {
+			t.Error(cause)
+		}
+		before := len(f.p[0].requests())
+		served(t, f, 10)
+		if n := len(f.p[0].requests()) - before; n != 0 {
+			t.Errorf("%d requests went to the stranger", n)
+		}
+		tells(f.p[0], "F")
+		until(t, 600*time.Millisecond, func() bool { return f.standing().up })
+		for i, s := range all {
+			tells(s, "X")
+			time.Sleep(1100 * time.Millisecond)
+			if i != 1 { // two prefills of X and two decodes of F: the fleet changes over with the next
+				served(t, f, 3)
+			}
+		}
+	})
+	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+		tells(f.d[0], "F")
+		tells(f.p[0], "F")
+		time.Sleep(time.Second)
+		tells(f.p[0], "X")
+		until(t, 600*time.Millisecond, func() bool { return strings.Contains(f.ready(), "another model") })
+		if got := f.post("/generate", ask); got.status != 503 || got.code(t) != "no_prefill" {
+			t.Errorf("%+v", got)
+		}
+		tells(f.p[0], "F")
+		until(t, 600*time.Millisecond, func() bool { return f.ready() == "" })
+		served(t, f, 1)
 	})
 }

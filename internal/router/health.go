@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/bootstrap"
 )
 
 // startProbing gives each worker a prober, once the router runs.
@@ -77,7 +79,7 @@ func (r *Router) probeWorker(ctx context.Context, w *worker) {
 
 // judgeProbe books the end of a probe and moves requests that wait for a worker
 // that went out.
-func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, err error) {
+func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, fingerprint string, err error) {
 	if ctx.Err() != nil {
 		return // our own end says nothing about the worker
 	}
@@ -85,7 +87,7 @@ func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, err erro
 	if err != nil {
 		cause = err.Error()
 	}
-	in, out := r.table.probed(r.now(), w, seq, cause)
+	in, out := r.table.probed(r.now(), w, seq, fingerprint, cause)
 	switch {
 	case in:
 		r.cfg.Log.Info("worker is in", "role", w.role.String(), "worker", w.name)
@@ -104,12 +106,13 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 	defer cancel()
 	short, cancel := context.WithTimeoutCause(long, r.cfg.HealthTimeout, fmt.Errorf("no answer within %v", r.cfg.HealthTimeout))
 	defer cancel()
-	ask := func(ctx context.Context, base url.URL, token string) chan error {
-		c := make(chan error, 1)
+	ask := func(ctx context.Context, base url.URL, token string) chan checked {
+		c := make(chan checked, 1)
 		go func() { c <- r.check(ctx, base, "/health", token, http.StatusOK) }()
 		return c
 	}
-	var registry, front chan error
+	var registry chan checked
+	var front chan error
 	host := w.bootstrapHost + ":" + strconv.Itoa(w.bootstrapPort)
 	if w.role == Prefill && w.bootstrapPort != 0 {
 		registry = ask(short, url.URL{Scheme: "http", Host: host}, "")
@@ -119,10 +122,12 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 		go func() { front <- r.checkFront(short, w) }()
 	}
 	health := ask(long, w.url, r.cfg.PeerToken.Value())
+	var got checked
 	var err error
 	slow := false
 	select {
-	case err = <-health:
+	case got = <-health:
+		err = got.err
 	case <-short.Done():
 		slow = true
 		err = fmt.Errorf("GET /health: %w", context.Cause(short))
@@ -131,7 +136,7 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 		}
 	}
 	if registry != nil {
-		if e := <-registry; e != nil {
+		if e := (<-registry).err; e != nil {
 			e = fmt.Errorf("bootstrap registry %s: %w", host, e)
 			if err != nil {
 				e = fmt.Errorf("%w; %w", err, e)
@@ -139,13 +144,16 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 			err = e
 		}
 	}
-	r.judgeProbe(ctx, w, seq, err)
-	if slow && <-health == nil && r.table.slow(r.now()+r.slowLimit(), w) {
+	r.judgeProbe(ctx, w, seq, got.fingerprint, err)
+	if !slow {
+		return
+	}
+	if got = <-health; got.err == nil && r.table.slow(r.now()+r.slowLimit(), w) {
 		seq = w.probes.Add(1) // it is out: this is news
 		short, cancel := context.WithTimeout(ctx, r.cfg.HealthTimeout)
 		defer cancel()
-		if r.checkFront(short, w) == nil && (registry == nil || <-ask(short, url.URL{Scheme: "http", Host: host}, "") == nil) {
-			r.judgeProbe(ctx, w, seq, nil)
+		if r.checkFront(short, w) == nil && (registry == nil || (<-ask(short, url.URL{Scheme: "http", Host: host}, "")).err == nil) {
+			r.judgeProbe(ctx, w, seq, got.fingerprint, nil)
 		}
 	}
 }
@@ -153,11 +161,19 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 // checkFront asks a worker for what its HTTP side answers alone. That it wants
 // a token for it is an answer as well.
 func (r *Router) checkFront(ctx context.Context, w *worker) error {
-	return r.check(ctx, w.url, "/v1/models", r.cfg.PeerToken.Value(), http.StatusOK, http.StatusUnauthorized, http.StatusForbidden)
+	return r.check(ctx, w.url, "/v1/models", r.cfg.PeerToken.Value(), http.StatusOK, http.StatusUnauthorized, http.StatusForbidden).err
+}
+
+// checked is what came of one GET: the fingerprint of the model that the other
+// side has, if it tells, or what is wrong.
+type checked struct {
+	fingerprint string
+	err         error
 }
 
 // check is one GET; any status but those of ok is an error.
-func (r *Router) check(ctx context.Context, base url.URL, path, token string, ok ...int) error {
+func (r *Router) check(ctx context.Context, base url.URL, path, token string, ok ...int) checked {
+	wrong := func(format string, args ...any) checked { return checked{err: fmt.Errorf(format, args...)} }
 	base.Path = path
 	req := (&http.Request{Method: http.MethodGet, URL: &base, Header: http.Header{}}).WithContext(ctx)
 	if token != "" {
@@ -165,17 +181,24 @@ func (r *Router) check(ctx context.Context, base url.URL, path, token string, ok
 	}
 	resp, err := r.probes.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("GET %s: %s", path, plainCause(ctx, err))
+		return wrong("GET %s: %s", path, plainCause(ctx, err))
 	}
 	defer resp.Body.Close()
 	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)); err != nil {
-		return fmt.Errorf("GET %s: %s", path, plainCause(ctx, err))
+		return wrong("GET %s: %s", path, plainCause(ctx, err))
 	}
 	if !slices.Contains(ok, resp.StatusCode) {
-		return fmt.Errorf("GET %s answered %d", path, resp.StatusCode)
+		return wrong("GET %s answered %d", path, resp.StatusCode)
 	}
-	return nil
+	f := resp.Header.Get(bootstrap.FingerprintHeader)
+	if len(f) > maxFingerprint {
+		return wrong("GET %s: the model fingerprint has %d bytes, at most %d are allowed", path, len(f), maxFingerprint)
+	}
+	return checked{fingerprint: f}
 }
+
+// maxFingerprint is the most bytes of a model fingerprint that are kept of a worker.
+const maxFingerprint = 256
 
 // plainCause is the part of a network error that tells something: the cause for
 // which ctx ended, else the innermost error behind the dial's or read's.

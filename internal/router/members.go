@@ -32,6 +32,8 @@ type worker struct {
 	// Under table.mu.
 	slot     int // in its pool's prefix index
 	standing standing
+	model    string        // fingerprint that it told last; "" while it has told none
+	since    time.Duration // when it told that first
 	slowTill time.Duration // its /health answered, after the time-out: until when that counts
 	load     int64         // tokens outstanding
 	legs     int           // open
@@ -437,14 +439,54 @@ func (t *table) blamed(now time.Duration, w *worker, v verdict) {
 }
 
 // probed takes in the end of a probe and tells whether it took the worker out.
-func (t *table) probed(now time.Duration, w *worker, seq uint64, cause string) (cameIn, wentOut bool) {
+// fingerprint is of the model that the worker told, "" if it did not. One that
+// has another model than the fleet is out at once: its name leads to a stranger.
+func (t *table) probed(now time.Duration, w *worker, seq uint64, fingerprint, cause string) (cameIn, wentOut bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := w.standing.up
-	w.standing.probed(now, seq, cause, t.failLimit)
+	if fingerprint != "" && fingerprint != w.model {
+		w.model, w.since = fingerprint, now
+	}
+	limit := t.failLimit
+	if fleet := t.model(); cause == "" && w.model != "" && w.model != fleet {
+		cause, limit = fmt.Sprintf("it serves another model than the fleet: fingerprint %s, the fleet's is %s", w.model, fleet), 1
+	}
+	w.standing.probed(now, seq, cause, limit)
 	t.sweep(now)
 	t.count()
 	return w.standing.up && !was, was && !w.standing.up
+}
+
+// model is the fingerprint that the fleet serves: the one that most members
+// told, and of equals the one that is known for longest, so that of two workers
+// the one that has changed is the stranger. A fleet that moves to another model
+// one worker after another changes over in the middle.
+func (t *table) model() string {
+	type group struct {
+		n     int
+		since time.Duration
+	}
+	groups := map[string]group{}
+	best := ""
+	for leg := range t.pools {
+		for _, w := range t.pools[leg].workers {
+			if w.model == "" {
+				continue
+			}
+			g, known := groups[w.model]
+			if g.n++; !known || w.since < g.since {
+				g.since = w.since
+			}
+			groups[w.model] = g
+		}
+	}
+	for m, g := range groups {
+		if b := groups[best]; best == "" || g.n > b.n || g.n == b.n && (g.since < b.since || g.since == b.since && m < best) {
+			best = m
+		}
+	}
+	return best
 }
 
 // slow notes that a worker's /health has answered, but late, and tells whether

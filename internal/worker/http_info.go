@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/bootstrap"
 )
 
 func (h *httpSide) models(w http.ResponseWriter, _ *http.Request) {
@@ -136,6 +137,8 @@ func (h *httpSide) readyz(w http.ResponseWriter, _ *http.Request) {
 // health is SGLang's: the loop and the engine have got on within the window, and
 // the worker is neither starting nor draining.
 func (h *httpSide) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set(bootstrap.InstanceHeader, h.w.Instance())
+	w.Header().Set(bootstrap.FingerprintHeader, h.w.Fingerprint())
 	if err := h.healthy(); err != nil {
 		api.WriteError(w, err)
 	}
