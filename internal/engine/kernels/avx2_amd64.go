@@ -107,10 +107,25 @@ func add256(dst *float32, x *float32, sixteens int)
 //go:noescape
 func widenHalves256(dst *float32, src *byte, sixteens int)
 
+// widenBrain256 widens upper halves of floats.
+//
+//go:noescape
+func widenBrain256(dst *float32, src *byte, sixteens int)
+
+// widenBlocks256 widens blocks of Q8_0.
+//
+//go:noescape
+func widenBlocks256(dst *float32, src *byte, blocks int)
+
 // roundHalves256 rounds to halves, ties to even.
 //
 //go:noescape
 func roundHalves256(dst *byte, src *float32, sixteens int)
+
+// roundBlocks256 rounds to blocks of Q8_0.
+//
+//go:noescape
+func roundBlocks256(dst *byte, src *float32, blocks int)
 
 // ropeHalves256 rotates pairs of x and y.
 //

@@ -2311,6 +2311,60 @@ values:
 	VZEROUPPER
 	RET
 
+// func widenBrain256(dst *float32, src *byte, sixteens int)
+// Requires: AVX, AVX2
+TEXT ·widenBrain256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	ADDQ DX, DX
+
+values:
+	VPMOVZXWD (CX), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x10, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       values
+	VZEROUPPER
+	RET
+
+// func widenBlocks256(dst *float32, src *byte, blocks int)
+// Requires: AVX, AVX2, F16C
+TEXT ·widenBlocks256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+block:
+	MOVWLZX      (CX), BX
+	VMOVD        BX, X0
+	VCVTPH2PS    X0, X0
+	VBROADCASTSS X0, Y0
+	VPMOVSXBD    2(CX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, (AX)
+	VPMOVSXBD    10(CX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VPMOVSXBD    18(CX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 64(AX)
+	VPMOVSXBD    26(CX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 96(AX)
+	ADDQ         $0x22, CX
+	ADDQ         $0x80, AX
+	DECQ         DX
+	JNZ          block
+	VZEROUPPER
+	RET
+
 // func roundHalves256(dst *byte, src *float32, sixteens int)
 // Requires: AVX, F16C
 TEXT ·roundHalves256(SB), NOSPLIT, $0-24
@@ -2328,6 +2382,134 @@ values:
 	JNZ       values
 	VZEROUPPER
 	RET
+
+// func roundBlocks256(dst *byte, src *float32, blocks int)
+// Requires: AVX, AVX2, CMOV, F16C
+TEXT ·roundBlocks256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+	MOVL $0x00007e00, BX
+
+block:
+	VMOVUPS      (CX), Y2
+	VANDPS       all7fffffff<>+0(SB), Y2, Y0
+	VMOVUPS      32(CX), Y3
+	VANDPS       all7fffffff<>+0(SB), Y3, Y1
+	VPMAXSD      Y1, Y0, Y0
+	VMOVUPS      64(CX), Y4
+	VANDPS       all7fffffff<>+0(SB), Y4, Y1
+	VPMAXSD      Y1, Y0, Y0
+	VMOVUPS      96(CX), Y5
+	VANDPS       all7fffffff<>+0(SB), Y5, Y1
+	VPMAXSD      Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPMAXSD      X1, X0, X0
+	VPSHUFD      $0x4e, X0, X1
+	VPMAXSD      X1, X0, X0
+	VPSHUFD      $0xb1, X0, X1
+	VPMAXSD      X1, X0, X0
+	VMOVD        X0, SI
+	VDIVPS       all42fe0000<>+0(SB), X0, X1
+	VCVTPS2PH    $0x00, X1, X1
+	VMOVD        X1, DI
+	MOVWLZX      DI, DI
+	CMPL         SI, $0x7f800000
+	CMOVLCC      BX, DI
+	MOVW         DI, (AX)
+	VMOVD        DI, X0
+	VCVTPH2PS    X0, X0
+	VMOVUPS      all3f800000<>+0(SB), X1
+	VDIVPS       X0, X1, X0
+	VBROADCASTSS X0, Y0
+	DECL         DI
+	XORL         SI, SI
+	CMPL         DI, $0x00007bff
+	SBBL         SI, SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	VMULPS       Y0, Y2, Y2
+	VCVTPS2DQ    Y2, Y2
+	VPMAXSD      allffffff81<>+0(SB), Y2, Y2
+	VPMINSD      all0000007f<>+0(SB), Y2, Y2
+	VANDPS       Y1, Y2, Y2
+	VMULPS       Y0, Y3, Y3
+	VCVTPS2DQ    Y3, Y3
+	VPMAXSD      allffffff81<>+0(SB), Y3, Y3
+	VPMINSD      all0000007f<>+0(SB), Y3, Y3
+	VANDPS       Y1, Y3, Y3
+	VMULPS       Y0, Y4, Y4
+	VCVTPS2DQ    Y4, Y4
+	VPMAXSD      allffffff81<>+0(SB), Y4, Y4
+	VPMINSD      all0000007f<>+0(SB), Y4, Y4
+	VANDPS       Y1, Y4, Y4
+	VMULPS       Y0, Y5, Y5
+	VCVTPS2DQ    Y5, Y5
+	VPMAXSD      allffffff81<>+0(SB), Y5, Y5
+	VPMINSD      all0000007f<>+0(SB), Y5, Y5
+	VANDPS       Y1, Y5, Y5
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y5, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      fours<>+0(SB), Y0
+	VPERMD       Y2, Y0, Y2
+	VMOVDQU      Y2, 2(AX)
+	ADDQ         $0x22, AX
+	ADDQ         $0x80, CX
+	DECQ         DX
+	JNZ          block
+	VZEROUPPER
+	RET
+
+DATA all7fffffff<>+0(SB)/4, $0x7fffffff
+DATA all7fffffff<>+4(SB)/4, $0x7fffffff
+DATA all7fffffff<>+8(SB)/4, $0x7fffffff
+DATA all7fffffff<>+12(SB)/4, $0x7fffffff
+DATA all7fffffff<>+16(SB)/4, $0x7fffffff
+DATA all7fffffff<>+20(SB)/4, $0x7fffffff
+DATA all7fffffff<>+24(SB)/4, $0x7fffffff
+DATA all7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL all7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA all42fe0000<>+0(SB)/4, $0x42fe0000
+DATA all42fe0000<>+4(SB)/4, $0x42fe0000
+DATA all42fe0000<>+8(SB)/4, $0x42fe0000
+DATA all42fe0000<>+12(SB)/4, $0x42fe0000
+DATA all42fe0000<>+16(SB)/4, $0x42fe0000
+DATA all42fe0000<>+20(SB)/4, $0x42fe0000
+DATA all42fe0000<>+24(SB)/4, $0x42fe0000
+DATA all42fe0000<>+28(SB)/4, $0x42fe0000
+GLOBL all42fe0000<>(SB), RODATA|NOPTR, $32
+
+DATA allffffff81<>+0(SB)/4, $0xffffff81
+DATA allffffff81<>+4(SB)/4, $0xffffff81
+DATA allffffff81<>+8(SB)/4, $0xffffff81
+DATA allffffff81<>+12(SB)/4, $0xffffff81
+DATA allffffff81<>+16(SB)/4, $0xffffff81
+DATA allffffff81<>+20(SB)/4, $0xffffff81
+DATA allffffff81<>+24(SB)/4, $0xffffff81
+DATA allffffff81<>+28(SB)/4, $0xffffff81
+GLOBL allffffff81<>(SB), RODATA|NOPTR, $32
+
+DATA all0000007f<>+0(SB)/4, $0x0000007f
+DATA all0000007f<>+4(SB)/4, $0x0000007f
+DATA all0000007f<>+8(SB)/4, $0x0000007f
+DATA all0000007f<>+12(SB)/4, $0x0000007f
+DATA all0000007f<>+16(SB)/4, $0x0000007f
+DATA all0000007f<>+20(SB)/4, $0x0000007f
+DATA all0000007f<>+24(SB)/4, $0x0000007f
+DATA all0000007f<>+28(SB)/4, $0x0000007f
+GLOBL all0000007f<>(SB), RODATA|NOPTR, $32
+
+DATA fours<>+0(SB)/4, $0x00000000
+DATA fours<>+4(SB)/4, $0x00000004
+DATA fours<>+8(SB)/4, $0x00000001
+DATA fours<>+12(SB)/4, $0x00000005
+DATA fours<>+16(SB)/4, $0x00000002
+DATA fours<>+20(SB)/4, $0x00000006
+DATA fours<>+24(SB)/4, $0x00000003
+DATA fours<>+28(SB)/4, $0x00000007
+GLOBL fours<>(SB), RODATA|NOPTR, $32
 
 // func ropeHalves256(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
 // Requires: AVX

@@ -267,10 +267,25 @@ func add512(dst *float32, x *float32, sixteens int)
 //go:noescape
 func widenHalves512(dst *float32, src *byte, sixteens int)
 
+// widenBrain512 widens upper halves of floats.
+//
+//go:noescape
+func widenBrain512(dst *float32, src *byte, sixteens int)
+
+// widenBlocks512 widens blocks of Q8_0.
+//
+//go:noescape
+func widenBlocks512(dst *float32, src *byte, blocks int)
+
 // roundHalves512 rounds to halves, ties to even.
 //
 //go:noescape
 func roundHalves512(dst *byte, src *float32, sixteens int)
+
+// roundBlocks512 rounds to blocks of Q8_0.
+//
+//go:noescape
+func roundBlocks512(dst *byte, src *float32, blocks int)
 
 // ropeHalves512 rotates pairs of x and y.
 //

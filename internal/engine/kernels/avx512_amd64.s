@@ -9949,7 +9949,7 @@ block:
 	VPMAXSD       Z2, Z1, Z1
 	VEXTRACTI64X4 $0x01, Z1, Y2
 	VPMAXSD       Y2, Y1, Y1
-	VEXTRACTI32X4 $0x01, Y1, X2
+	VEXTRACTI128  $0x01, Y1, X2
 	VPMAXSD       X2, X1, X1
 	VPSHUFD       $0x4e, X1, X2
 	VPMAXSD       X2, X1, X1
@@ -11310,6 +11310,51 @@ values:
 	VZEROUPPER
 	RET
 
+// func widenBrain512(dst *float32, src *byte, sixteens int)
+// Requires: AVX, AVX512F
+TEXT ·widenBrain512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+
+values:
+	VPMOVZXWD (CX), Z0
+	VPSLLD    $0x10, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       values
+	VZEROUPPER
+	RET
+
+// func widenBlocks512(dst *float32, src *byte, blocks int)
+// Requires: AVX, AVX512F, F16C
+TEXT ·widenBlocks512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+block:
+	MOVWLZX      (CX), BX
+	VMOVD        BX, X0
+	VCVTPH2PS    X0, X0
+	VBROADCASTSS X0, Z0
+	VPMOVSXBD    2(CX), Z1
+	VCVTDQ2PS    Z1, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)
+	VPMOVSXBD    18(CX), Z1
+	VCVTDQ2PS    Z1, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         $0x22, CX
+	ADDQ         $0x80, AX
+	DECQ         DX
+	JNZ          block
+	VZEROUPPER
+	RET
+
 // func roundHalves512(dst *byte, src *float32, sixteens int)
 // Requires: AVX, AVX512F
 TEXT ·roundHalves512(SB), NOSPLIT, $0-24
@@ -11326,6 +11371,120 @@ values:
 	JNZ       values
 	VZEROUPPER
 	RET
+
+// func roundBlocks512(dst *byte, src *float32, blocks int)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, CMOV, F16C
+TEXT ·roundBlocks512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+	MOVL $0x00007e00, BX
+
+block:
+	VMOVUPS       (CX), Z2
+	VANDPS        all7fffffff<>+0(SB), Z2, Z0
+	VMOVUPS       64(CX), Z3
+	VANDPS        all7fffffff<>+0(SB), Z3, Z1
+	VPMAXSD       Z1, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VPMAXSD       Y1, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X1
+	VPMAXSD       X1, X0, X0
+	VPSHUFD       $0x4e, X0, X1
+	VPMAXSD       X1, X0, X0
+	VPSHUFD       $0xb1, X0, X1
+	VPMAXSD       X1, X0, X0
+	VMOVD         X0, SI
+	VDIVPS        all42fe0000<>+0(SB), X0, X1
+	VCVTPS2PH     $0x00, X1, X1
+	VMOVD         X1, DI
+	MOVWLZX       DI, DI
+	CMPL          SI, $0x7f800000
+	CMOVLCC       BX, DI
+	MOVW          DI, (AX)
+	VMOVD         DI, X0
+	VCVTPH2PS     X0, X0
+	VMOVUPS       all3f800000<>+0(SB), X1
+	VDIVPS        X0, X1, X0
+	VBROADCASTSS  X0, Z0
+	DECL          DI
+	XORL          SI, SI
+	CMPL          DI, $0x00007bff
+	SBBL          SI, SI
+	VMOVD         SI, X1
+	VPBROADCASTD  X1, Z1
+	VMULPS        Z0, Z2, Z2
+	VCVTPS2DQ     Z2, Z2
+	VPMAXSD       allffffff81<>+0(SB), Z2, Z2
+	VPMINSD       all0000007f<>+0(SB), Z2, Z2
+	VANDPS        Z1, Z2, Z2
+	VMULPS        Z0, Z3, Z3
+	VCVTPS2DQ     Z3, Z3
+	VPMAXSD       allffffff81<>+0(SB), Z3, Z3
+	VPMINSD       all0000007f<>+0(SB), Z3, Z3
+	VANDPS        Z1, Z3, Z3
+	VPMOVDB       Z2, 2(AX)
+	VPMOVDB       Z3, 18(AX)
+	ADDQ          $0x22, AX
+	ADDQ          $0x80, CX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+DATA all7fffffff<>+0(SB)/4, $0x7fffffff
+DATA all7fffffff<>+4(SB)/4, $0x7fffffff
+DATA all7fffffff<>+8(SB)/4, $0x7fffffff
+DATA all7fffffff<>+12(SB)/4, $0x7fffffff
+DATA all7fffffff<>+16(SB)/4, $0x7fffffff
+DATA all7fffffff<>+20(SB)/4, $0x7fffffff
+DATA all7fffffff<>+24(SB)/4, $0x7fffffff
+DATA all7fffffff<>+28(SB)/4, $0x7fffffff
+DATA all7fffffff<>+32(SB)/4, $0x7fffffff
+DATA all7fffffff<>+36(SB)/4, $0x7fffffff
+DATA all7fffffff<>+40(SB)/4, $0x7fffffff
+DATA all7fffffff<>+44(SB)/4, $0x7fffffff
+DATA all7fffffff<>+48(SB)/4, $0x7fffffff
+DATA all7fffffff<>+52(SB)/4, $0x7fffffff
+DATA all7fffffff<>+56(SB)/4, $0x7fffffff
+DATA all7fffffff<>+60(SB)/4, $0x7fffffff
+GLOBL all7fffffff<>(SB), RODATA|NOPTR, $64
+
+DATA allffffff81<>+0(SB)/4, $0xffffff81
+DATA allffffff81<>+4(SB)/4, $0xffffff81
+DATA allffffff81<>+8(SB)/4, $0xffffff81
+DATA allffffff81<>+12(SB)/4, $0xffffff81
+DATA allffffff81<>+16(SB)/4, $0xffffff81
+DATA allffffff81<>+20(SB)/4, $0xffffff81
+DATA allffffff81<>+24(SB)/4, $0xffffff81
+DATA allffffff81<>+28(SB)/4, $0xffffff81
+DATA allffffff81<>+32(SB)/4, $0xffffff81
+DATA allffffff81<>+36(SB)/4, $0xffffff81
+DATA allffffff81<>+40(SB)/4, $0xffffff81
+DATA allffffff81<>+44(SB)/4, $0xffffff81
+DATA allffffff81<>+48(SB)/4, $0xffffff81
+DATA allffffff81<>+52(SB)/4, $0xffffff81
+DATA allffffff81<>+56(SB)/4, $0xffffff81
+DATA allffffff81<>+60(SB)/4, $0xffffff81
+GLOBL allffffff81<>(SB), RODATA|NOPTR, $64
+
+DATA all0000007f<>+0(SB)/4, $0x0000007f
+DATA all0000007f<>+4(SB)/4, $0x0000007f
+DATA all0000007f<>+8(SB)/4, $0x0000007f
+DATA all0000007f<>+12(SB)/4, $0x0000007f
+DATA all0000007f<>+16(SB)/4, $0x0000007f
+DATA all0000007f<>+20(SB)/4, $0x0000007f
+DATA all0000007f<>+24(SB)/4, $0x0000007f
+DATA all0000007f<>+28(SB)/4, $0x0000007f
+DATA all0000007f<>+32(SB)/4, $0x0000007f
+DATA all0000007f<>+36(SB)/4, $0x0000007f
+DATA all0000007f<>+40(SB)/4, $0x0000007f
+DATA all0000007f<>+44(SB)/4, $0x0000007f
+DATA all0000007f<>+48(SB)/4, $0x0000007f
+DATA all0000007f<>+52(SB)/4, $0x0000007f
+DATA all0000007f<>+56(SB)/4, $0x0000007f
+DATA all0000007f<>+60(SB)/4, $0x0000007f
+GLOBL all0000007f<>(SB), RODATA|NOPTR, $64
 
 // func ropeHalves512(x *float32, y *float32, cos *float32, sin *float32, sixteens int)
 // Requires: AVX, AVX512F

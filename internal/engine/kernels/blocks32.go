@@ -16,6 +16,10 @@ type blockQ8_0 struct {
 }
 
 func widenQ8_0(dst []float32, row []byte) {
+	if f, n := now.float, len(dst)/Block; f != nil && !raced && n > 0 {
+		f.widenQ8_0(&dst[0], &row[:n*size[blockQ8_0]()][0], n)
+		return
+	}
 	for b, k := range cast[blockQ8_0](row)[:len(dst)/Block] {
 		d, out := k.d.float(), (*[Block]float32)(dst[b*Block:])
 		for i, q := range &k.q {
@@ -29,6 +33,10 @@ func widenQ8_0(dst []float32, row []byte) {
 // block with an infinity or NaN gets a NaN scale, one that is too large for a
 // half an infinite one with q = 0: both are read as NaN.
 func putQ8_0(dst []byte, src []float32) {
+	if f, n := now.float, len(src)/Block; f != nil && !raced && n > 0 {
+		f.roundQ8_0(&dst[:n*size[blockQ8_0]()][0], &src[0], n)
+		return
+	}
 	for b := range cast[blockQ8_0](dst)[:len(src)/Block] {
 		k, v := &cast[blockQ8_0](dst)[b], (*[Block]float32)(src[b*Block:])
 		var top uint32

@@ -20,8 +20,13 @@ type floatRoutines struct {
 	add      func(dst, x *float32, n int)
 	widenF16 func(dst *float32, src *byte, n int)
 	roundF16 func(dst *byte, src *float32, n int)
-	rope     func(v, cos, sin *float32, n int)
-	halves   func(x, y, cos, sin *float32, n int)
+
+	widenBF16 func(dst *float32, src *byte, n int)
+	widenQ8_0 func(dst *float32, src *byte, blocks int)
+	roundQ8_0 func(dst *byte, src *float32, blocks int)
+
+	rope   func(v, cos, sin *float32, n int)
+	halves func(x, y, cos, sin *float32, n int)
 }
 
 type mixRoutine func(out *float32, outStride int, p *float32, pStride int, v *float32, vStride, n int)

@@ -67,6 +67,11 @@ func WidenF16(dst []float32, src []byte) {
 
 func widenBF16(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
+	if f := now.float; f != nil && !raced && len(dst) >= lanes {
+		n := len(dst) / lanes * lanes
+		f.widenBF16(&dst[0], &src[0], n/lanes)
+		dst, src = dst[n:], src[2*n:]
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(uint32(src[2*i])<<16 | uint32(src[2*i+1])<<24)
 	}
@@ -86,6 +91,10 @@ func putF16(dst []byte, src []float32) {
 
 func putF32(dst []byte, src []float32) {
 	dst = dst[:4*len(src)]
+	if now.float != nil { // a processor whose floats lie in memory as they do in files
+		copy(dst, cast[byte](src))
+		return
+	}
 	for i, v := range src {
 		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
 	}
@@ -93,6 +102,10 @@ func putF32(dst []byte, src []float32) {
 
 func widenF32(dst []float32, src []byte) {
 	src = src[:4*len(dst)]
+	if now.float != nil {
+		copy(cast[byte](dst), src)
+		return
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
 	}

@@ -39,7 +39,9 @@ var avx512 = &path{
 		dots4x4: dots4x4, dots16x1: dots16x1, dot: dot16, softmax: softmax64,
 		mix4x64: mix4x64, mix4x16: mix4x16, mix1x64: mix1x64, mix1x16: mix1x16, merge: merge512,
 		exp: exp512, swiglu: swiglu512, scale: scale512, add: add512,
-		widenF16: widenHalves512, roundF16: roundHalves512, rope: rope16, halves: ropeHalves512,
+		widenF16: widenHalves512, roundF16: roundHalves512,
+		widenBF16: widenBrain512, widenQ8_0: widenBlocks512, roundQ8_0: roundBlocks512,
+		rope: rope16, halves: ropeHalves512,
 	},
 }
 
@@ -56,7 +58,9 @@ var avx2 = &path{
 		dots4x4: dots4x4x2, dots16x1: dots16x1x2, dot: dot16x2, softmax: eachSoftmax(softmax64x2),
 		mix4x64: fourTimes(mix1x64x2), mix4x16: fourTimes(mix1x16x2), mix1x64: mix1x64x2, mix1x16: mix1x16x2, merge: merge256,
 		exp: exp256, swiglu: swiglu256, scale: scale256, add: add256,
-		widenF16: widenHalves256, roundF16: roundHalves256, halves: ropeHalves256,
+		widenF16: widenHalves256, roundF16: roundHalves256,
+		widenBF16: widenBrain256, widenQ8_0: widenBlocks256, roundQ8_0: roundBlocks256,
+		halves: ropeHalves256,
 	},
 }
 

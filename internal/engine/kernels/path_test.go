@@ -99,6 +99,19 @@ func TestPathsAgree(t *testing.T) {
 			table := NewRopeTable(3, freqs, 1, halves)
 			agree(t, "Apply", fresh(func(dst []float32) { table.Apply(dst, 2) }))
 		}
+		small := slices.Clone(x) // scales that are zero or subnormal halves, or too large
+		for i := range small {
+			small[i] *= float32(math.Pow(10, float64(i/Block%20-10)))
+		}
+		for _, kept := range []Type{F32, F16, Q8_0} { // forms of K and V
+			whole := n / formats[kept].block * formats[kept].block
+			agree(t, kept.String(), fresh(func(dst []float32) {
+				row := make([]byte, kept.RowBytes(whole))
+				kept.Put(row, small[:whole])
+				kept.Widen(dst[:whole], row)
+			}))
+		}
+		agree(t, "BF16", fresh(func(dst []float32) { widenBF16(dst[:some], cast[byte](x)[:2*some]) }))
 		agree(t, "halves", fresh(func(dst []float32) {
 			half := make([]byte, 2*n)
 			F16.Put(half[:2*some], x[:some])

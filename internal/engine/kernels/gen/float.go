@@ -20,7 +20,10 @@ func floats(a *asm) {
 	norm(a)
 	add(a)
 	widen(a)
+	widenBrain(a)
+	widenBlocks(a)
 	round(a)
+	roundBlocks(a)
 	ropeHalves(a)
 }
 
@@ -502,6 +505,129 @@ func widen(a *asm) {
 		a.VMOVUPS(v, at(dst, 0))
 		a.ADDQ(operand.U8(2*a.lanes), src)
 	}, dst)
+}
+
+func widenBrain(a *asm) {
+	a.function(a.name("widenBrain"), "func(dst *float32, src *byte, sixteens int)", a.name("widenBrain")+" widens upper halves of floats.")
+	dst, src, n := a.param("dst"), a.param("src"), a.param("sixteens")
+	a.each(n, func() {
+		v := a.vec()
+		a.VPMOVZXWD(at(src, 0), v)
+		a.VPSLLD(operand.U8(16), v, v)
+		a.VMOVUPS(v, at(dst, 0))
+		a.ADDQ(operand.U8(2*a.lanes), src)
+	}, dst)
+}
+
+func widenBlocks(a *asm) {
+	a.function(a.name("widenBlocks"), "func(dst *float32, src *byte, blocks int)", a.name("widenBlocks")+" widens blocks of Q8_0.")
+	dst, src, n := a.param("dst"), a.param("src"), a.param("blocks")
+	a.loop("block", n, func() {
+		d, half := a.vec(), a.GP32()
+		a.MOVWLZX(at(src, 0), half)
+		a.VMOVD(half, d.AsX())
+		a.VCVTPH2PS(d.AsX(), d.AsX())
+		a.VBROADCASTSS(d.AsX(), d)
+		for i := 0; i < 32; i += a.lanes {
+			v := a.vec()
+			a.VPMOVSXBD(at(src, 2+i), v)
+			a.VCVTDQ2PS(v, v)
+			a.VMULPS(d, v, v)
+			a.VMOVUPS(v, at(dst, 4*i))
+		}
+		a.ADDQ(operand.U8(34), src)
+		a.ADDQ(operand.U8(128), dst)
+	})
+	a.done()
+}
+
+// roundBlocks does what putQ8_0 does.
+func roundBlocks(a *asm) {
+	a.function(a.name("roundBlocks"), "func(dst *byte, src *float32, blocks int)", a.name("roundBlocks")+" rounds to blocks of Q8_0.")
+	dst, src, n := a.param("dst"), a.param("src"), a.param("blocks")
+	nan := a.GP32()
+	a.MOVL(operand.U32(0x7e00), nan)
+	a.loop("block", n, func() {
+		var v []reg.VecVirtual
+		top, t := a.vec(), a.vec()
+		for i := 0; i < 32; i += a.lanes {
+			v = append(v, a.vec())
+			a.VMOVUPS(at(src, 4*i), v[len(v)-1])
+			if i == 0 {
+				a.VANDPS(a.constant(0x7fffffff), v[0], top)
+				continue
+			}
+			a.VANDPS(a.constant(0x7fffffff), v[len(v)-1], t)
+			a.VPMAXSD(t, top, top)
+		}
+		a.largest(top)
+		bits, h, valid := a.GP32(), a.GP32(), a.GP32()
+		a.VMOVD(top.AsX(), bits)
+		a.VDIVPS(a.constant(0x42fe0000), top.AsX(), t.AsX())
+		a.VCVTPS2PH(operand.U8(0), t.AsX(), t.AsX())
+		a.VMOVD(t.AsX(), h)
+		a.MOVWLZX(h.As16(), h)
+		a.CMPL(bits, operand.U32(0x7f800000))
+		a.CMOVLCC(nan, h)
+		a.MOVW(h.As16(), at(dst, 0))
+		inv, keep := a.vec(), a.vec()
+		a.VMOVD(h, inv.AsX())
+		a.VCVTPH2PS(inv.AsX(), inv.AsX())
+		a.VMOVUPS(a.constant(0x3f800000), t.AsX())
+		a.VDIVPS(inv.AsX(), t.AsX(), inv.AsX())
+		a.VBROADCASTSS(inv.AsX(), inv)
+		a.DECL(h) // 0 has no q, nor has what is not finite
+		a.XORL(valid, valid)
+		a.CMPL(h, operand.U32(0x7bff))
+		a.SBBL(valid, valid)
+		a.VMOVD(valid, keep.AsX())
+		a.VPBROADCASTD(keep.AsX(), keep)
+		for _, q := range v {
+			a.VMULPS(inv, q, q)
+			a.VCVTPS2DQ(q, q)
+			a.VPMAXSD(a.constant(0xffffff81), q, q)
+			a.VPMINSD(a.constant(127), q, q)
+			a.VANDPS(keep, q, q)
+		}
+		a.storeBytes(v, at(dst, 2))
+		a.ADDQ(operand.U8(34), dst)
+		a.ADDQ(operand.U8(128), src)
+	})
+	a.done()
+}
+
+// storeBytes stores the lanes of v, 32 in all, as bytes.
+func (a *asm) storeBytes(v []reg.VecVirtual, to operand.Mem) {
+	if a.lanes == 16 {
+		for _, q := range v {
+			a.VPMOVDB(q, to)
+			to.Disp += 16
+		}
+		return
+	}
+	a.VPACKSSDW(v[1], v[0], v[0])
+	a.VPACKSSDW(v[3], v[2], v[2])
+	a.VPACKSSWB(v[2], v[0], v[0])
+	order := a.vec()
+	a.VMOVDQU(a.table("fours", func(lane int) uint32 { return uint32(lane/2 + lane%2*4) }), order)
+	a.VPERMD(v[0], order, v[0])
+	a.VMOVDQU(v[0], to)
+}
+
+// largest is the largest lane of v, in the first lane.
+func (a *asm) largest(v reg.VecVirtual) reg.VecVirtual {
+	t := a.vec()
+	if a.lanes == 16 {
+		a.VEXTRACTI64X4(operand.U8(1), v, t.AsY())
+		a.VPMAXSD(t.AsY(), v.AsY(), v.AsY())
+	}
+	a.VEXTRACTI128(operand.U8(1), v.AsY(), t.AsX())
+	a.VPMAXSD(t.AsX(), v.AsX(), v.AsX())
+	for _, imm := range []uint8{0x4e, 0xb1} {
+		a.VPSHUFD(operand.U8(imm), v.AsX(), t.AsX())
+		a.VPMAXSD(t.AsX(), v.AsX(), v.AsX())
+	}
+	return v
 }
 
 func round(a *asm) {

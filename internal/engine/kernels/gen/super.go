@@ -413,17 +413,3 @@ func (a *asm) words4(v reg.VecVirtual, to reg.Register, disp int) {
 		a.VPEXTRD(operand.U8(i), v, at(to, disp+16*i))
 	}
 }
-
-// largest is the largest lane of v, in the first lane.
-func (a *asm) largest(v reg.VecVirtual) reg.VecVirtual {
-	t := a.ZMM()
-	a.VEXTRACTI64X4(operand.U8(1), v, t.AsY())
-	a.VPMAXSD(t.AsY(), v.AsY(), v.AsY())
-	a.VEXTRACTI32X4(operand.U8(1), v.AsY(), t.AsX())
-	a.VPMAXSD(t.AsX(), v.AsX(), v.AsX())
-	for _, imm := range []uint8{0x4e, 0xb1} {
-		a.VPSHUFD(operand.U8(imm), v.AsX(), t.AsX())
-		a.VPMAXSD(t.AsX(), v.AsX(), v.AsX())
-	}
-	return v
-}
