@@ -6,7 +6,7 @@ VENV := .cache/venv
 
 QEMU := qemu-aarch64-static
 
-.PHONY: build quick test long deps lint unit race sim process cross arm64 references compare-router clean
+.PHONY: build quick test long deps lint unit race sim process cross arm64 references clients compare-router clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -38,7 +38,7 @@ sim: build ## a fixed set of seeds, then ever new ones for two minutes
 	bin/metronome sim --for 2m
 
 process: build ## real processes, real sockets, network namespaces
-	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) $(GO) test -count=1 -timeout 45m -v ./internal/chaos
+	METRONOME_BINARY=$(CURDIR)/bin/metronome METRONOME_VENV=$(CURDIR)/$(VENV) METRONOME_NODE=$(CURDIR)/.cache/node $(GO) test -count=1 -timeout 45m -v ./internal/chaos
 
 cross:
 	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/metronome
@@ -50,17 +50,21 @@ arm64: ## the engine's bits on another processor, emulated: the goldens are thos
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short ./internal/engine/kernels; \
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short -run 'TestGolden$$|TestPhilox|TestDraw' ./internal/engine
 
-long: build ## every mutant, the baseline beside four hung peers, long fuzzing, a long hunt of the simulator, a soak in faults, and an evaluation harness, by hand
+long: build ## every mutant, the baseline beside four hung peers, long fuzzing, a long hunt of the simulator, a soak in faults, an evaluation harness, and clients, by hand
 	$(GO) test -timeout 60m -count=1 ./internal/mutants -all -rewrite
 	METRONOME_LONG=1 METRONOME_BINARY=$(CURDIR)/bin/metronome $(GO) test -count=1 -v -run TestBlockingBaseline ./internal/chaos
 	bin/metronome sim --hours 1
 	scripts/fuzz.sh 10m
 	scripts/soak.sh 10m
 	scripts/lm-eval.sh
+	scripts/clients.sh
 
 references: ## by hand: has llama.cpp compute testdata/llamacpp anew, and compares all of it
 	GO=$(GO) scripts/llamacpp/references.sh
 	$(GO) test -count=1 -timeout 1h -tags references -run 'TestGenerated|TestRequantised|TestSmolLM2' -v ./internal/engine -nll-tokens 2012
+
+clients: build ## by hand: real clients and a load generator against `up`, a browser among them
+	GO=$(GO) scripts/clients.sh
 
 compare-router: build ## by hand: our router's figures and its rows on failures; PEERS=1: beside sglang-router and smg, into docs/compare-router.md
 	GO=$(GO) scripts/compare-router.sh $(if $(PEERS),peers)

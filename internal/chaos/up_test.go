@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"bytes"
 	"net/http"
 	"os"
 	"os/exec"
@@ -26,19 +25,6 @@ func venv(t *testing.T) string {
 func (r *Rig) up(t *testing.T, args ...string) *Proc {
 	t.Helper()
 	return r.start(t, append([]string{"up", "--port=0"}, args...)...)
-}
-
-func TestUpServesTheOpenAIClient(t *testing.T) {
-	python := venv(t)
-	r := newRig(t)
-	p := r.up(t)
-	if p.Router == "" || len(p.Prefill) != 1 || len(p.Decode) != 1 || p.Prefill[0].PID == 0 || p.Decode[0].PID == 0 || p.Prefill[0].Bootstrap == "" {
-		t.Fatalf("ready line: %+v", p)
-	}
-	out, err := exec.CommandContext(within(t, time.Minute), python, "testdata/openai_client.py", p.Router).CombinedOutput()
-	if err != nil || !bytes.HasPrefix(out, []byte("ok 1 ")) {
-		t.Fatalf("%v\n%s", err, out)
-	}
 }
 
 // alive says whether a process exists.

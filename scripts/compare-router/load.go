@@ -23,6 +23,16 @@ func chatBody(size int, stream bool) string {
 	return head + strings.Repeat("a", max(1, size-len(head)-4)) + `"}]}`
 }
 
+// prompt is a chatBody that ask makes different each time: routers that look for
+// a prefix send equal ones to the same worker.
+func prompt(size int, stream bool) string {
+	return strings.Replace(chatBody(size, stream), "aaaaaaaa", mark, 1)
+}
+
+const mark = "########"
+
+var asked atomic.Int64
+
 // answer is what a client saw.
 type answer struct {
 	status int // 0: none
@@ -38,6 +48,9 @@ func (a answer) ok() bool {
 }
 
 func ask(url, body string, limit time.Duration) answer {
+	if strings.Contains(body[:min(len(body), 256)], mark) {
+		body = strings.Replace(body, mark, fmt.Sprintf("%08d", asked.Add(1)), 1)
+	}
 	return askPath(url+"/v1/chat/completions", body, limit)
 }
 

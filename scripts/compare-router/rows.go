@@ -70,12 +70,12 @@ func prefillStops(f *fleet, r *running) (string, bool) {
 	})
 	const rate, n = 20, 200
 	lost, last := 0, time.Duration(0)
-	for i, a := range paced(r.url, chatBody(200, false), rate, n, 8*time.Second) {
+	for i, a := range paced(r.url, prompt(200, false), rate, n, 8*time.Second) {
 		since := time.Duration(i)*time.Second/rate - time.Second
 		if !a.ok() {
 			lost++
 		}
-		if since >= 0 && (!a.ok() || a.took > 300*time.Millisecond) {
+		if since >= 0 && (!a.ok() || a.took > time.Second) {
 			last = since
 		}
 	}
@@ -83,14 +83,14 @@ func prefillStops(f *fleet, r *running) (string, bool) {
 	if last > seen-time.Second {
 		last = seen
 	}
-	return fmt.Sprintf("%d of %d lost, out after %s", lost, n-rate, seconds(last, seen)), lost == 0 && last <= 3*time.Second
+	return fmt.Sprintf("%d of %d lost, out after %s", lost, n, seconds(last, seen)), lost == 0 && last <= 3*time.Second
 }
 
 // used gives how long it takes under load until worker i has a new request.
 func (f *fleet) used(r *running, i int) time.Duration {
 	began, before := time.Now(), f.tally(i).Requests
 	for time.Since(began) < watch && f.tally(i).Requests <= before {
-		beside(func() { ask(r.url, chatBody(200, false), watch) })
+		beside(func() { ask(r.url, prompt(200, false), watch) })
 		time.Sleep(50 * time.Millisecond)
 	}
 	return time.Since(began)
@@ -99,7 +99,7 @@ func (f *fleet) used(r *running, i int) time.Duration {
 func prefillGoesOn(f *fleet, r *running) (string, bool) {
 	f.couple()
 	f.workers[0].signal(syscall.SIGSTOP)
-	paced(r.url, chatBody(200, false), 10, 60, 8*time.Second)
+	paced(r.url, prompt(200, false), 10, 60, 8*time.Second)
 	f.workers[0].signal(syscall.SIGCONT)
 	until(watch, func() bool { return f.tally(0).Open == 0 }) // what it still had
 	d := f.used(r, 0)
@@ -108,7 +108,7 @@ func prefillGoesOn(f *fleet, r *running) (string, bool) {
 
 func prefillFails(f *fleet, r *running) (string, bool) {
 	f.couple()
-	usual := inTurn(chatBody(200, false), 20)(r.url)
+	usual := paced(r.url, prompt(200, false), 20, 20, 2*time.Second)
 	f.set(mode{Coupled: true, Fault: "500"}, 0)
 	bad, hung := 0, 0
 	var slowest, base time.Duration
@@ -116,7 +116,7 @@ func prefillFails(f *fleet, r *running) (string, bool) {
 		base += a.took / 20
 	}
 	for range 20 {
-		a := ask(r.url, chatBody(200, false), 2*time.Second)
+		a := ask(r.url, prompt(200, false), 2*time.Second)
 		switch {
 		case a.ok():
 			slowest = max(slowest, a.took-base)
@@ -139,7 +139,7 @@ func midStream(fault string) func(*fleet, *running) (string, bool) {
 	return func(f *fleet, r *running) (string, bool) {
 		f.set(mode{Coupled: true, Events: 20, Gap: 10 * time.Millisecond}, 0, 1)
 		f.set(mode{Coupled: true, Events: 20, Gap: 10 * time.Millisecond, Fault: fault}, 2, 3)
-		a := ask(r.url, chatBody(200, true), watch)
+		a := ask(r.url, prompt(200, true), watch)
 		events := strings.Count(a.body, `" word"`)
 		named := strings.Contains(a.body, `"error"`)
 		says := fmt.Sprintf("%d of 3 events, ", events)
@@ -165,7 +165,7 @@ func startOwn(log *os.File, binary string) (*fleet, error) {
 	for i := range 4 {
 		port, boot := freePort(), freePort()
 		url := fmt.Sprintf("http://%s:%d", stubHost, port)
-		argv := []string{binary, "decode", "sim", "--engine=sim", "--sim-decode-base=20ms", fmt.Sprintf("--listen=%s:%d", stubHost, port)}
+		argv := []string{binary, "decode", "sim", "--engine=sim", "--sim-decode-base=20ms", "--served-name=m", fmt.Sprintf("--listen=%s:%d", stubHost, port)}
 		if i < 2 {
 			argv[1] = "prefill"
 			argv = append(argv, fmt.Sprintf("--bootstrap-listen=%s:%d", stubHost, boot))
@@ -244,7 +244,7 @@ func clientLeaves(f *fleet, r *running) (string, bool) {
 	f.set(mode{Coupled: true, Fault: "stuck"}, 0, 1)
 	f.set(coupled, 2, 3)
 	ctx, cancel := context.WithCancel(context.Background())
-	gone := beside(func() { askCtx(ctx, r.url+"/v1/chat/completions", chatBody(200, true)) })
+	gone := beside(func() { askCtx(ctx, r.url+"/v1/chat/completions", prompt(200, true)) })
 	if until(5*time.Second, func() bool { return f.open() == 2 }) != nil {
 		cancel()
 		return "the legs were not sent together", false
@@ -270,7 +270,7 @@ func (f *fleet) killPrefills() {
 
 func allRefuse(f *fleet, r *running) (string, bool) {
 	f.couple()
-	inTurn(chatBody(200, false), 4)(r.url)
+	paced(r.url, prompt(200, false), 20, 4, 2*time.Second)
 	f.killPrefills()
 	began := time.Now()
 	until(watch, func() bool { return status(r.url+r.ready) != 200 })
@@ -284,7 +284,7 @@ func allRefuse(f *fleet, r *running) (string, bool) {
 func allComeBack(f *fleet, r *running) (string, bool) {
 	f.couple()
 	f.killPrefills()
-	paced(r.url, chatBody(200, false), 10, 50, 2*time.Second)
+	paced(r.url, prompt(200, false), 10, 50, 2*time.Second)
 	if f.restart(0) != nil || f.restart(1) != nil {
 		return "the stubs did not start again", false
 	}
@@ -298,9 +298,9 @@ func allComeBack(f *fleet, r *running) (string, bool) {
 func readsNothing(f *fleet, r *running) (string, bool) {
 	f.set(mode{}, 0, 1)
 	f.set(mode{Flood: 57 << 20}, 2, 3)
-	closed(r.url, strings.Replace(chatBody(200, false), `"m"`, `"m","warm":1`, 1), 4, 200)
+	closed(r.url, strings.Replace(prompt(200, false), `"m"`, `"m","warm":1`, 1), 4, 200)
 	before := r.resident()
-	body := chatBody(200, true)
+	body := prompt(200, true)
 	for range 4 {
 		c, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 		if err != nil {
@@ -364,7 +364,7 @@ func bytesKept(f *fleet, r *running) (string, bool) {
 
 func pairingRemoved(f *fleet, r *running) (string, bool) {
 	names := []string{"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_pair_key", "kv_transfer_params"}
-	body := chatBody(100, false)
+	body := prompt(100, false)
 	for _, n := range names {
 		body = strings.Replace(body, "{", `{"`+n+`":0,`, 1)
 	}
@@ -386,7 +386,7 @@ func pairingRemoved(f *fleet, r *running) (string, bool) {
 }
 
 func duplicateKeys(f *fleet, r *running) (string, bool) {
-	a, bodies := f.sent(r, "/v1/chat/completions", strings.Replace(chatBody(100, false), "{", `{"model":"other",`, 1))
+	a, bodies := f.sent(r, "/v1/chat/completions", strings.Replace(prompt(100, false), "{", `{"model":"other",`, 1))
 	return fmt.Sprintf("status %d, %d legs", a.status, len(bodies)), a.status == 400 && len(bodies) == 0
 }
 

@@ -75,7 +75,9 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/v1/chat/completions", "/v1/completions", "/generate":
 		s.work(w, r)
 	case "/v1/models":
-		fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"stub"}]}`)
+		fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"sglang"}]}`)
+	case "/version": // vLLM has it, SGLang has not: smg tells them apart by it
+		http.NotFound(w, r)
 	default: // health, facts
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"model_path":"m","served_model_name":"m","tokenizer_path":"m","is_generation":true,"tp_size":1,"dp_size":1,"version":"0","internal_states":[{}]}`)
