@@ -152,7 +152,13 @@ func TestHistoryShowsAttempts(t *testing.T) {
 // A running request is found too, and what is kept is bounded.
 func TestHistoryOfARunningRequest(t *testing.T) {
 	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
-		f.d[0].serve = hang
+		f.r.ended = metric.NewRing[*history](mostEnded + 1)
+		f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+			if r.Header.Get("X-Request-Id") == "one" {
+				hang(s, w, r, body)
+			}
+			io.WriteString(w, whole)
+		}
 		done := make(chan reply)
 		go func() { done <- f.post("/generate", ask, "X-Request-Id", "one", "X-Request-Timeout", "10s") }()
 		time.Sleep(time.Second)
@@ -163,12 +169,11 @@ func TestHistoryOfARunningRequest(t *testing.T) {
 		if r := f.history("one"); r.Phase != "" || r.Code != "deadline_exceeded" || r.Status != 504 || r.Attempts[0].Cause == "" {
 			t.Errorf("%+v", r)
 		}
-		f.d[0].serve = func(_ *stub, w http.ResponseWriter, _ *http.Request, _ []byte) { io.WriteString(w, whole) }
-		for range metric.Kept {
+		for range mostEnded + 1 {
 			f.post("/generate", ask)
 		}
 		if got := f.get("/debug/requests?rid=one"); got.body != "[]\n" {
-			t.Errorf("after %d more: %s", metric.Kept, got.body)
+			t.Errorf("after %d more: %s", mostEnded+1, got.body)
 		}
 		var rows []metric.Report
 		if err := json.Unmarshal([]byte(f.get("/debug/requests?ended=999").body), &rows); err != nil || len(rows) != mostEnded {
