@@ -95,7 +95,8 @@ func (s *soak) body(i int) map[string]any {
 	return map[string]any{"input_ids": promptIDs(20+90*i, 256, i), "sampling_params": map[string]any{"max_new_tokens": 10 + 25*i, "temperature": 0}}
 }
 
-var soakFlags = []string{"--engine=sim", "--sim-prefill-rate=5000", "--kv-timeout=2s", "--drain=1s", "--request-timeout=30s"}
+// A pool that is soon touched all over, so that memory which grows is no KV.
+var soakFlags = []string{"--engine=sim", "--kv-pages=512", "--sim-prefill-rate=5000", "--kv-timeout=2s", "--drain=1s", "--request-timeout=30s"}
 
 func startSoak(t *testing.T, seed uint64) *soak {
 	s := &soak{rig: newRig(t), draw: rand.New(rand.NewPCG(seed, 0)), tally: map[string]int{}}

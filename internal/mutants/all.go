@@ -181,6 +181,13 @@ var All = []Mutant{
 		Test:  transcripts("prefill_abort"),
 	},
 	{
+		Name:  "bad_row_ends_batch",
+		File:  "internal/sched/event.go",
+		Why:   "what is wrong with one row ends every request of its batch",
+		Edits: []Edit{{"i < len(b.Errs)", "len(b.Errs) > 0"}, {"return b.Errs[i]", "return b.Errs[0]"}},
+		Test:  transcripts("(decode_batch_error|prefill_batch_error)"),
+	},
+	{
 		Name:  "stale_grant_landed",
 		File:  "internal/sched/decode.go",
 		Why:   "pages that landed for a grant that was taken back make a request of it",

@@ -250,7 +250,7 @@ func (f *fleet) standing() standing {
 
 func says503(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }
 
-// Retries are taken from a budget: a fleet that fails everywhere is not sent
+// Shows F-43. Retries are taken from a budget: a fleet that fails everywhere is not sent
 // three times the load.
 func TestRetryBudget(t *testing.T) {
 	inFleet(t, 3, 1, func(c *Config) { c.MaxEjected = 0 }, func(t *testing.T, f *fleet) {

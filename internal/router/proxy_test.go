@@ -129,7 +129,8 @@ func TestRefusedConnectionIsRetried(t *testing.T) {
 	})
 }
 
-// Without another pair the client hears in short time what happened.
+// Shows F-06, F-51. Without another pair the client hears in short time, by a
+// status and a body, what happened; the other leg is let go.
 func TestErrorsWithoutAnotherPair(t *testing.T) {
 	bad := `{"error":{"message":"too long","code":"context_length_exceeded","type":"x","param":"prompt"}}` + "\n"
 	for _, c := range []struct {
@@ -290,6 +291,8 @@ func TestClientGoneEndsBothLegs(t *testing.T) {
 	}
 }
 
+// Shows F-51. A request whose time is out before the first byte is a 504, in a
+// stream an event, and a 408 while its body still comes.
 func TestDeadline(t *testing.T) {
 	t.Run("before the first byte", func(t *testing.T) {
 		inFleet(t, 2, 2, nil, func(t *testing.T, f *fleet) {
