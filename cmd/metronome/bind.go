@@ -41,6 +41,7 @@ func parseTokens(data []byte) (tokens []string, err error) {
 // token of a file is the one that is presented.
 type auth struct {
 	accept api.Tokens  // of callers; none: nobody has to present one
+	peers  api.Tokens  // all that a peer may present to show that it is one: the peer token file's, else those of callers
 	peer   *api.Secret // what we present
 	files  []*followed
 }
@@ -59,8 +60,14 @@ func (c *commonFlags) auth() (*auth, error) {
 			return nil, err
 		}
 	}
+	a.peers = a.accept
 	if c.PeerTokenFile != "" {
-		if err := a.read("peer-token-file", c.PeerTokenFile, func(tokens []string) { a.peer.Replace(tokens[0]) }); err != nil {
+		a.peers = api.NewTokens()
+		err := a.read("peer-token-file", c.PeerTokenFile, func(tokens []string) {
+			a.peer.Replace(tokens[0])
+			a.peers.Replace(tokens...)
+		})
+		if err != nil {
 			return nil, err
 		}
 	}

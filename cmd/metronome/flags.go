@@ -69,7 +69,12 @@ type kvTimeout struct {
 	KVTimeout time.Duration `help:"Longest silence about a granted transfer." name:"kv-timeout" default:"30s"`
 }
 
+type joinFlags struct {
+	Join []string `help:"Routers that this worker registers itself at, by lease." placeholder:"URL" sep:","`
+}
+
 type routerOnly struct {
+	Lease          time.Duration `help:"How long a worker that has joined is a member unless it says so again." default:"10s"`
 	Workers        string        `help:"File that names workers, taken over whenever it changes." placeholder:"FILE"`
 	Policy         string        `help:"How a worker is chosen: least_load, cache_aware, consistent_hash, power_of_two, round_robin or random." default:"least_load"`
 	PrefillPolicy  string        `help:"The same for prefill workers alone." placeholder:"POLICY"`
@@ -100,6 +105,7 @@ type prefillCmd struct {
 	Listen string `help:"Address for HTTP." default:"127.0.0.1:30000" placeholder:"ADDR"`
 	commonFlags
 	engineFlags
+	joinFlags
 	prefillOnly `set:"bootstrap_listen=127.0.0.1:8998"`
 	kvTimeout
 }
@@ -109,6 +115,7 @@ type decodeCmd struct {
 	Listen string `help:"Address for HTTP." default:"127.0.0.1:30100" placeholder:"ADDR"`
 	commonFlags
 	engineFlags
+	joinFlags
 	decodeOnly `set:"on_mismatch=fatal"`
 	kvTimeout
 }
@@ -138,6 +145,7 @@ type upCmd struct {
 	Migrations int    `help:"Times that the router moves a stream to another pair after its first byte." default:"1"`
 	commonFlags
 	engineFlags
+	joinFlags
 	prefillOnly `set:"bootstrap_listen=127.0.0.1:0"`
 	decodeOnly  `set:"on_mismatch=reject"`
 	kvTimeout

@@ -13,8 +13,11 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
+	"sync"
 	"time"
 
+	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/bootstrap"
 	"github.com/metronome-serve/metronome/internal/engine"
 	"github.com/metronome-serve/metronome/internal/metric"
@@ -105,8 +108,38 @@ func workerConfig(ctx context.Context, role worker.Role, model, listen string, c
 	}, nil
 }
 
-// runWorker starts a worker and serves until ctx ends.
-func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
+// check refuses what is no router, and a registry that a router could not tell
+// decodes of: it names them the prefill's own host.
+func (f *joinFlags) check(registry string) error {
+	for _, u := range f.Join {
+		if err := router.CheckJoin(u); err != nil {
+			return usagef("--join %s: %v", u, err)
+		}
+	}
+	if len(f.Join) > 0 && registry != "" {
+		return usagef("--join with --registry %s: routers take a prefill's registry to be on its own host; leave out --registry", registry)
+	}
+	return nil
+}
+
+// start keeps the worker a member of its routers until ctx ends; the function
+// that it returns waits for the goodbyes.
+func (f *joinFlags) start(ctx context.Context, line worker.ReadyLine, token *api.Secret, log *slog.Logger) (wait func()) {
+	self := router.Membership{Role: string(line.Role), URL: line.HTTP, Instance: line.Instance}
+	if _, port, err := net.SplitHostPort(line.Bootstrap); err == nil {
+		self.BootstrapPort, _ = strconv.Atoi(port)
+	}
+	var wg sync.WaitGroup
+	for _, u := range f.Join {
+		j := &router.Joiner{Router: u, Token: token, Self: self, Log: log}
+		wg.Go(func() { j.Run(ctx) })
+	}
+	return wg.Wait
+}
+
+// runWorker starts a worker and serves until ctx ends. join is nil for one that
+// has no part in a fleet.
+func runWorker(ctx context.Context, c *commonFlags, join *joinFlags, cfg worker.Config) error {
 	w, err := worker.New(cfg)
 	if err != nil {
 		return usageError{err}
@@ -121,7 +154,11 @@ func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
 	select {
 	case line := <-w.Ready():
 		c.announce(readyLine{Ready: true, Role: string(line.Role), HTTP: line.HTTP, Bootstrap: line.Bootstrap, KV: line.KV, PID: line.PID, Instance: line.Instance})
+		if join != nil {
+			defer join.start(ctx, line, cfg.PeerToken, cfg.Log)()
+		}
 		err = <-ended
+		cancel()
 	case err = <-ended:
 	}
 	var exit *worker.ExitError
@@ -133,7 +170,7 @@ func runWorker(ctx context.Context, c *commonFlags, cfg worker.Config) error {
 
 // Run starts a prefill worker.
 func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen), c.joinFlags.check(c.Registry)); err != nil {
 		return err
 	}
 	log, flush := c.logger()
@@ -144,7 +181,7 @@ func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
 	}
 	cfg.BootstrapListen, cfg.Registry, cfg.AnnounceHTTP, cfg.KVListen = c.BootstrapListen, c.Registry, c.AnnounceHTTP, c.KVListen
 	cfg.BootstrapTimeout, cfg.KVTimeout = c.BootstrapTimeout, c.KVTimeout
-	return runWorker(ctx, &c.commonFlags, cfg)
+	return runWorker(ctx, &c.commonFlags, &c.joinFlags, cfg)
 }
 
 // Run starts a decode worker.
@@ -154,7 +191,7 @@ func (c *decodeCmd) Run(ctx context.Context, s *settings) error { return c.run(c
 func (c *baselineCmd) Run(ctx context.Context, s *settings) error { return c.run(ctx, s, true) }
 
 func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.checkBind("listen", c.Listen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.joinFlags.check(""), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
 	log, flush := c.logger()
@@ -167,7 +204,7 @@ func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
 	cfg.HeartbeatInterval, cfg.HeartbeatFailures = c.HeartbeatInterval, c.HeartbeatFailures
 	cfg.OnMismatch, cfg.ResolveTimeout, cfg.BootstrapAllow, cfg.KVTimeout = c.OnMismatch, c.ResolveTimeout, c.BootstrapAllow, c.KVTimeout
 	cfg.Blocking = blocking
-	return runWorker(ctx, &c.commonFlags, cfg)
+	return runWorker(ctx, &c.commonFlags, &c.joinFlags, cfg)
 }
 
 func (d *decodeOnly) check() error {
@@ -188,7 +225,7 @@ func (c *serveCmd) Run(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
-	return runWorker(ctx, &c.commonFlags, cfg)
+	return runWorker(ctx, &c.commonFlags, nil, cfg)
 }
 
 // Run starts a router.
@@ -208,6 +245,7 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
 	cfg.Migrations, cfg.IdleTimeout, cfg.MaxRequests, cfg.CacheMemory = c.Migrations, c.IdleTimeout, c.MaxRequests, int64(c.CacheMemory)
 	cfg.Tokens, cfg.PeerToken, cfg.Log = a.accept, a.peer, log
+	cfg.Lease, cfg.JoinTokens, cfg.Insecure = c.Lease, a.peers, c.Insecure
 	ctx, cancel := context.WithCancel(c.lifetime(ctx))
 	defer cancel()
 	a.follow(ctx, log)

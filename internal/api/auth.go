@@ -103,12 +103,18 @@ func (t Tokens) Authorize(header string) *Error {
 // AuthorizeDebug judges a caller of a debug page: those on this machine are let
 // in, others with a token only.
 func (t Tokens) AuthorizeDebug(r *http.Request) *Error {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsLoopback() {
+	if FromLoopback(r) {
 		return nil
 	}
 	if t.Empty() {
 		return Errorf(Forbidden, "this page is for callers on its own machine, or with a token (--token-file)")
 	}
 	return t.Authorize(r.Header.Get("Authorization"))
+}
+
+// FromLoopback tells whether the caller is on this machine.
+func FromLoopback(r *http.Request) bool {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	ip := net.ParseIP(host)
+	return err == nil && ip != nil && ip.IsLoopback()
 }

@@ -30,6 +30,9 @@ type Config struct {
 	MaxBody       int64         // bytes of a request's body
 	MaxEjected    float64       // share of a pool, 0 to 1, that failing requests may take out; failed probes are not capped
 	Drain         time.Duration // how long running requests may go on after a stop
+	Lease         time.Duration // how long a worker that joins is a member unless it says so again
+	JoinTokens    api.Tokens    // what workers that join must present; none: those of this machine may, or all if Insecure
+	Insecure      bool          // the network is trusted
 	Tokens        api.Tokens    // what callers must present; none: everybody may call
 	PeerToken     *api.Secret   // what workers are presented; none: the client's own, unless Tokens are set
 
@@ -56,11 +59,19 @@ func Default() Config {
 		Retries:       2,
 		Migrations:    1,
 		MaxRequests:   16384,
+		Lease:         10 * time.Second,
 		MaxBody:       32 << 20,
 		MaxEjected:    0.5,
 		Drain:         20 * time.Second,
 	}
 }
+
+// Bounds of a lease: a worker that renews thrice in it must not be a load, and a
+// dead one must not stay for hours.
+const (
+	leaseLeast = 500 * time.Millisecond
+	leaseMost  = 10 * time.Minute
+)
 
 const (
 	minCacheMemory = 64 << 10
@@ -108,10 +119,12 @@ func (c *Config) check() error {
 		return fmt.Errorf("max-ejected is %g; it must be between 0 and 1 (100%%)", c.MaxEjected)
 	case c.Drain < 0:
 		return fmt.Errorf("drain is %v; it must not be negative", c.Drain)
-	case len(c.Prefill) == 0 && !c.Watched:
-		return fmt.Errorf("no prefill worker; name one with --prefill URL[,BOOTSTRAP_PORT] or in --workers FILE")
-	case len(c.Decode) == 0 && !c.Watched:
-		return fmt.Errorf("no decode worker; name one with --decode URL or in --workers FILE")
+	case c.Lease < leaseLeast || c.Lease > leaseMost:
+		return fmt.Errorf("lease is %v; it must be between %v and %v", c.Lease, leaseLeast, leaseMost)
+	case len(c.Prefill) == 0 && len(c.Decode) > 0 && !c.Watched:
+		return fmt.Errorf("no prefill worker; name one with --prefill URL[,BOOTSTRAP_PORT] or in --workers FILE, or name none at all and let all join")
+	case len(c.Decode) == 0 && len(c.Prefill) > 0 && !c.Watched:
+		return fmt.Errorf("no decode worker; name one with --decode URL or in --workers FILE, or name none at all and let all join")
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -17,6 +17,8 @@
 //     may do better, what the client is told. Pure.
 //   - pick.go chooses a worker, prefixes.go remembers who was sent what. Pure.
 //   - members.go is the table of workers: addresses, load, in or out.
+//   - leases.go is the table of workers that joined by themselves, pure; join.go
+//     is both ends of that, the router's and the worker's.
 //   - health.go probes them.
 //   - proxy.go drives one request: it runs the decode leg on the client's own
 //     goroutine and the prefill leg on one more, feeds the state machine and
@@ -29,5 +31,5 @@
 //	err = r.Run(ctx, listener)     // serves until ctx ends, drains, returns
 //
 // Goroutines: one per worker for its probes (at most three probes of it at a
-// time), one per prefill leg in flight; all end with Run.
+// time), one for the leases, one per prefill leg in flight; all end with Run.
 package router

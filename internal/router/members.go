@@ -2,6 +2,7 @@ package router
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
@@ -26,6 +27,7 @@ type worker struct {
 	url           url.URL
 	bootstrapHost string // prefill: what decode is told; IPv6 in brackets
 	bootstrapPort int    // prefill: 0 when it was not given
+	instance      string // of one that joined
 
 	probes atomic.Uint64 // begun
 
@@ -41,8 +43,10 @@ type worker struct {
 }
 
 // same tells whether two are one member of a pool: what decodes are told of it
-// is the same, too.
-func (w *worker) same(o *worker) bool { return w.name == o.name && w.bootstrapPort == o.bootstrapPort }
+// is the same, too, and it was not started anew.
+func (w *worker) same(o *worker) bool {
+	return w.name == o.name && w.bootstrapPort == o.bootstrapPort && w.instance == o.instance
+}
 
 // parseWorker reads URL, and for a prefill URL[,BOOTSTRAP_PORT].
 func parseWorker(role Leg, s string) (*worker, error) {
@@ -50,7 +54,11 @@ func parseWorker(role Leg, s string) (*worker, error) {
 		return nil, fmt.Errorf("--%s %s: %s", role, s, fmt.Sprintf(format, args...))
 	}
 	raw, port, hasPort := strings.Cut(s, ",")
-	w := &worker{role: role}
+	u, err := parseBase(raw)
+	if err != nil {
+		return bad("%v", err)
+	}
+	w := newWorker(role, *u)
 	if hasPort {
 		if role == Decode {
 			return bad("a decode worker has no bootstrap port; give only its URL")
@@ -61,35 +69,45 @@ func parseWorker(role Leg, s string) (*worker, error) {
 		}
 		w.bootstrapPort = int(p)
 	}
+	return w, nil
+}
+
+// newWorker makes one from a URL that parseBase gave.
+func newWorker(role Leg, u url.URL) *worker {
+	w := &worker{role: role, url: u, name: u.String(), bootstrapHost: u.Hostname()}
+	w.hash = hashKey(w.name)
+	if strings.Contains(w.bootstrapHost, ":") {
+		w.bootstrapHost = "[" + w.bootstrapHost + "]"
+	}
+	return w
+}
+
+// parseBase reads the URL of a process: scheme, host and port, the port filled
+// in.
+func parseBase(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return bad("not a URL like http://10.0.0.5:30000")
+		return nil, errors.New("not a URL like http://10.0.0.5:30000")
 	}
 	if u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" && u.Path != "/" {
-		return bad("a worker's URL has only scheme, host and port, as in %s://%s", u.Scheme, u.Host)
+		return nil, fmt.Errorf("the URL has only scheme, host and port, as in %s://%s", u.Scheme, u.Host)
 	}
 	host := u.Hostname()
-	if host == "" || strings.ContainsAny(host, " \"\\") {
-		return bad("the host is missing or malformed")
+	if host == "" || strings.ContainsAny(host, " ,\"\\") {
+		return nil, errors.New("the host is missing or malformed")
 	}
 	if p := u.Port(); p != "" {
 		if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 {
-			return bad("port %s is not between 1 and 65535", p)
+			return nil, fmt.Errorf("port %s is not between 1 and 65535", p)
 		}
 	} else if strings.HasSuffix(u.Host, ":") {
-		return bad("the port after the colon is missing")
+		return nil, errors.New("the port after the colon is missing")
 	} else if u.Scheme == "https" {
 		u.Host = net.JoinHostPort(host, "443")
 	} else {
 		u.Host = net.JoinHostPort(host, "80")
 	}
-	w.url = url.URL{Scheme: u.Scheme, Host: u.Host}
-	w.name = w.url.String()
-	w.hash = hashKey(w.name)
-	if w.bootstrapHost = host; strings.Contains(host, ":") {
-		w.bootstrapHost = "[" + host + "]"
-	}
-	return w, nil
+	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
 }
 
 // leaveFor is how long a worker that was removed goes on being used while there
@@ -105,6 +123,7 @@ type table struct {
 	maxEjected float64
 	failLimit  int
 	metrics    *metric.Set
+	given      [2][]*worker // the members that flags and file name, by leg; Router.setting is held
 
 	mu    sync.Mutex
 	pools [2]pool // by leg
@@ -135,6 +154,7 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.given = lists
 	t.set(0, lists)
 	return t, nil
 }
@@ -556,6 +576,7 @@ type memberRow struct {
 	Cause         string `json:"cause,omitempty"`
 	Legs          int    `json:"legs"`
 	Tokens        int64  `json:"tokens_outstanding"`
+	Instance      string `json:"instance,omitempty"` // of one that joined
 }
 
 // rows lists the workers, also those that are gone and have legs left.
@@ -565,7 +586,7 @@ func (t *table) rows() []memberRow {
 	rows := []memberRow{}
 	for i := range t.pools {
 		for _, w := range slices.Concat(t.pools[i].workers, t.pools[i].gone) {
-			rows = append(rows, memberRow{w.role.String(), w.name, w.bootstrapPort, w.state(), w.standing.cause, w.legs, w.load})
+			rows = append(rows, memberRow{w.role.String(), w.name, w.bootstrapPort, w.state(), w.standing.cause, w.legs, w.load, w.instance})
 		}
 	}
 	return rows

@@ -44,11 +44,12 @@ type Router struct {
 	base     context.Context // ends when nothing is to run any more
 	stop     context.CancelFunc
 	legs     sync.WaitGroup // prefill legs in flight
-	probers  sync.WaitGroup // one for each worker
+	probers  sync.WaitGroup // one for each worker, and who watches the leases
 	draining atomic.Bool
 	bodies   atomic.Int64 // bytes of bodies held
 
-	setting sync.Mutex // one SetWorkers at a time
+	setting sync.Mutex // one change of the members at a time
+	leases  leases     // under setting
 
 	mu      sync.Mutex
 	live    map[*exchange]struct{}
@@ -65,7 +66,8 @@ func New(cfg Config) (*Router, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}, budget: newBudget(), ended: metric.NewRing[*history](metric.Kept)}
+	r := &Router{cfg: cfg, metrics: metric.New("router"), start: time.Now(), live: map[*exchange]struct{}{}, budget: newBudget(),
+		leases: leases{length: cfg.Lease}, ended: metric.NewRing[*history](metric.Kept)}
 	var err error
 	if r.table, err = newTable(&cfg, r.metrics); err != nil {
 		return nil, err
@@ -117,6 +119,7 @@ func (r *Router) Run(ctx context.Context, ln net.Listener) error {
 	r.setProbing(true)
 	r.startProbing(r.table.all())
 	r.setting.Unlock()
+	r.probers.Go(func() { r.watchLeases(r.base) })
 	srv := &http.Server{
 		Handler:           r.handler,
 		ReadHeaderTimeout: headerTimeout,
@@ -171,14 +174,8 @@ func (r *Router) SetWorkers(prefill, decode []string) error {
 	}
 	r.setting.Lock()
 	defer r.setting.Unlock()
-	added, removed := r.table.set(r.now(), lists)
-	for _, w := range added {
-		r.cfg.Log.Info("worker is added", "role", w.role.String(), "worker", w.name)
-	}
-	for _, w := range removed {
-		r.cfg.Log.Info("worker is removed", "role", w.role.String(), "worker", w.name)
-	}
-	r.startProbing(added)
+	r.table.given = lists
+	r.setMembers()
 	return nil
 }
 
@@ -310,6 +307,7 @@ func (r *Router) routes() http.Handler {
 	}
 	handle("/server_info", get, guard(r.serverInfo))
 	handle("/get_server_info", get, guard(r.serverInfo))
+	handle(membersPath, []string{http.MethodPut, http.MethodDelete}, r.members)
 	handle("/livez", get, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	handle("/readyz", get, r.ready)
 	handle("/health", get, r.ready)
