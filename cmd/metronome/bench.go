@@ -17,6 +17,7 @@ type benchCmd struct {
 	Engine   benchEngineCmd   `cmd:"" help:"Tokens a second of the engine, beside what the machine could do."`
 	Transfer benchTransferCmd `cmd:"" help:"GB a second of KV transfer, beside a bare socket and memory."`
 	Loop     benchLoopCmd     `cmd:"" help:"Cost of a turn of the decode core, by length of its queue."`
+	HTTP     benchHTTPCmd     `cmd:"" name:"http" help:"Time to the first token and between tokens of a server, beside another one."`
 }
 
 type benchEngineCmd struct {
@@ -132,6 +133,40 @@ func (c *benchLoopCmd) Run(ctx context.Context, s *settings) error {
 		return err
 	}
 	r, err := (&bench.Loop{Running: c.Running, Waiting: append([]int{0}, c.Waiting...), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
+	if err != nil {
+		return unfit(err)
+	}
+	if c.JSON {
+		return r.JSON(os.Stdout)
+	}
+	return r.Text(os.Stdout)
+}
+
+type benchHTTPCmd struct {
+	URL       string `arg:"" name:"url" help:"URL of a router, a worker, or serve."`
+	Beside    string `help:"URL of another one, measured in turn with the first." placeholder:"URL"`
+	Prompt    int    `help:"Tokens of a prompt; no two prompts are alike." default:"512"`
+	Tokens    int    `help:"Tokens of an answer." default:"64"`
+	Rounds    int    `help:"How often each is measured, one after the other; medians are reported." default:"15"`
+	TokenFile string `help:"File with the bearer token that we present." placeholder:"FILE"`
+	JSON      bool   `help:"Print the result as one JSON object." name:"json"`
+	Config    string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Run measures one server, or two.
+func (c *benchHTTPCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
+	token, err := callersToken(c.TokenFile)
+	if err != nil {
+		return err
+	}
+	b := &bench.HTTP{URLs: []string{c.URL}, Token: token, Prompt: c.Prompt, Tokens: c.Tokens, Rounds: c.Rounds, Progress: os.Stderr}
+	if c.Beside != "" {
+		b.URLs = append(b.URLs, c.Beside)
+	}
+	r, err := b.Run(ctx)
 	if err != nil {
 		return unfit(err)
 	}

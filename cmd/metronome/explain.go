@@ -41,17 +41,9 @@ func (c *explainCmd) Run(ctx context.Context, s *settings) error {
 	if c.RID == "" {
 		return usagef("the request's id is empty; it is in the header X-Request-Id of each answer")
 	}
-	token := ""
-	if c.TokenFile != "" {
-		data, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return usagef("--token-file: %v", err)
-		}
-		tokens, err := parseTokens(data)
-		if err != nil {
-			return usagef("--token-file %s: %v", c.TokenFile, err)
-		}
-		token = tokens[0]
+	token, err := callersToken(c.TokenFile)
+	if err != nil {
+		return err
 	}
 	body, err := c.ask(ctx, base, token)
 	if err != nil {
@@ -75,6 +67,22 @@ func (c *explainCmd) Run(ctx context.Context, s *settings) error {
 		explain(os.Stdout, c.Router, &list[i])
 	}
 	return nil
+}
+
+// callersToken is the first token of a file, or none without one.
+func callersToken(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", usagef("--token-file: %v", err)
+	}
+	tokens, err := parseTokens(data)
+	if err != nil {
+		return "", usagef("--token-file %s: %v", file, err)
+	}
+	return tokens[0], nil
 }
 
 func (c *explainCmd) ask(ctx context.Context, base *url.URL, token string) ([]byte, error) {

@@ -240,6 +240,7 @@ var examples = map[string][2]string{
 	"bench engine":   {"metronome bench engine tiny --rounds 3", "metronome bench engine model.gguf --threads 1 --prefill 512 --decode 1,16 --json"},
 	"bench transfer": {"metronome bench transfer", "metronome bench transfer --extent 64KiB --size 256MiB --rounds 31 --json"},
 	"bench loop":     {"metronome bench loop", "metronome bench loop --running 16 --waiting 1000,4096 --json"},
+	"bench http":     {"metronome bench http http://127.0.0.1:8000", "metronome bench http http://127.0.0.1:8000 --beside http://127.0.0.1:9000 --prompt 2000 --rounds 31 --json"},
 
 	"sim":      {"metronome sim --hours 1", "metronome sim --replay failure.json"},
 	"up":       {"metronome up", "metronome up model.gguf --prefill 2 --decode 2 --port 8080"},
