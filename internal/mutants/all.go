@@ -158,6 +158,35 @@ var All = []Mutant{
 		Test: worker("TestArrivedBeforeJudged"),
 	},
 
+	{
+		Name:  "turns_counted",
+		File:  "internal/sched/peers.go",
+		Why:   "every turn that finds an address unknown counts as an attempt, as it did in the original",
+		Edits: []Edit{{"\tseq := p.alarms.seq\n", "\tfor _, pr := range p.all {\n\t\tif pr.info.isOpen {\n\t\t\tpr.info.spent++\n\t\t}\n\t}\n\tseq := p.alarms.seq\n"}},
+		Test:  peers("accept09"),
+	},
+	{
+		Name:  "turn_without_bound",
+		File:  "internal/sched/peers.go",
+		Why:   "one turn judges every deadline that has passed, however many there are",
+		Edits: []Edit{{"n < tickMax && len(p.verdicts) < tickMax && p.fatal == nil", "p.fatal == nil"}},
+		Test:  Test{"internal/sched", "TestTickIsBounded", ""},
+	},
+	{
+		Name:  "own_faults_counted",
+		File:  "internal/sched/peers_pacer.go",
+		Why:   "an attempt that our own lack of descriptors has cut short is charged to the address",
+		Edits: []Edit{{"\tif pc.charge {\n\t\tpc.spent--\n\t}\n", ""}},
+		Test:  peers("rule14"),
+	},
+	{
+		Name:  "cut_tries_counted",
+		File:  "internal/sched/peers_pacer.go",
+		Why:   "tries that failed because this process was stopped count against their peers",
+		Edits: []Edit{{" || d.ID <= p.cut:\n\t\to = void", ":\n\t\to = void"}},
+		Test:  peers("rule20"),
+	},
+
 	// Pages, batches and ends.
 	{
 		Name:  "freed_while_granted",
@@ -235,6 +264,13 @@ var All = []Mutant{
 		Why:   "a draining prefill refuses to compute a preempted request anew, whose answer has begun",
 		Edits: []Edit{{"\tcase again:\n\t\treturn nil", "\tcase again && !p.draining:\n\t\treturn nil"}},
 		Test:  transcripts("(prefill_recompute|prefill_refusals)"),
+	},
+	{
+		Name:  "drain_waits_once",
+		File:  "internal/worker/worker.go",
+		Why:   "a drain waits for the first sign that a loop is empty, which may be of long ago",
+		Edits: []Edit{{"\tfor w.openJobs() > 0 {\n", "\tif w.openJobs() > 0 {\n"}},
+		Test:  worker("TestDrain"),
 	},
 	{
 		Name:  "room_in_use",

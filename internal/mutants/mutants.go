@@ -3,15 +3,17 @@
 // small replacement in one source file, laid over the build with go build's
 // -overlay; no product build contains any.
 //
-// TestKilled builds the named check of each mutant twice, as it is and broken:
-// the first must pass, the second must compile and fail. TestWaits lays all
-// mutants that make a loop wait over one analysis by internal/lint/noblock,
-// which must find each of them by its chain of calls. A mutant that survives
-// is a missing test. docs/mutants.md is what the last whole run found:
+// The test builds the named check of each mutant twice, as it is and broken:
+// the first must pass, the second must compile and fail. All mutants that make
+// a loop wait are laid over one analysis by internal/lint/noblock, which must
+// find each of them by its own chain of calls. A mutant that survives is a
+// missing test. docs/mutants.md is what the last whole run found:
 //
 //	go test ./internal/mutants -all -rewrite
 //
-// Without -all TestKilled takes a part of the mutants, chosen by their names.
+// Without -all only a part of the mutants is taken, chosen by their names. With
+// it each that waits is also analysed alone, and each that has a seed must break
+// a rule of the simulator in that seed's world.
 package mutants
 
 import (
@@ -24,13 +26,14 @@ import (
 	"sync"
 )
 
-// Mutant is Edits of File. What kills it is either Test or Waits.
+// Mutant is Edits of File. What kills it is either Test or Waits, and Seed beside it.
 type Mutant struct {
 	Name  string
 	File  string // relative to the module
 	Why   string // the mistake it stands for
 	Edits []Edit
 	Test  Test     // must fail
+	Seed  uint64   // of a simulated fleet that breaks a rule by it; 0: none is known
 	Waits []string // functions that a chain of noblock passes through, in order; or words of what it waits for, as the last
 }
 

@@ -60,7 +60,9 @@ func TestMutants(t *testing.T) {
 	}
 	t.Run("Run", func(t *testing.T) {
 		t.Run("Waits", waits)
+		t.Run("Alone", waitsAlone)
 		t.Run("Killed", killedByTests)
+		t.Run("Seeds", killedBySeeds)
 	})
 	t.Run("Page", comparePage)
 }
@@ -69,6 +71,9 @@ func TestMutants(t *testing.T) {
 func wellformed(t *testing.T) {
 	names := map[string]bool{}
 	for _, m := range mutants.All {
+		if m.Seed > 0 && m.Test.Run == "" {
+			t.Errorf("%s: a wait is nothing that the simulator sees", m.Name)
+		}
 		if names[m.Name] || m.Why == "" || (m.Test.Run == "") == (len(m.Waits) == 0) {
 			t.Errorf("%s: a mutant has a name of its own, a reason, and either a test or a wait", m.Name)
 		}
@@ -103,17 +108,50 @@ func killedByTests(t *testing.T) {
 			t.Run("unbroken", func(t *testing.T) {
 				two <- struct{}{}
 				defer func() { <-two }()
-				unbroken(t, pkg, ms)
+				unbroken(t, pkg, tests(ms))
 			})
 			for _, m := range ms {
 				t.Run(m.Name, func(t *testing.T) {
 					t.Parallel()
 					two <- struct{}{}
 					defer func() { <-two }()
-					mustDie(t, m)
+					if line := mustDie(t, m, m.Test); line != "" {
+						killed(m.Name, line)
+					}
 				})
 			}
 		})
+	}
+}
+
+func tests(ms []*mutants.Mutant) (list []mutants.Test) {
+	for _, m := range ms {
+		list = append(list, m.Test)
+	}
+	return list
+}
+
+// inWorld is a mutant's seed as a test.
+func inWorld(m *mutants.Mutant) mutants.Test {
+	return mutants.Test{Package: "internal/sim", Run: "TestSeeds", Args: fmt.Sprintf("-seed=%d -seeds=1", m.Seed)}
+}
+
+// killedBySeeds: the world of a mutant's seed breaks no rule without it, and
+// one with it.
+func killedBySeeds(t *testing.T) {
+	if !*all && *only == "" {
+		t.Skip("builds the simulator anew for each mutant: only with -all")
+	}
+	var worlds []mutants.Test
+	var ms []*mutants.Mutant
+	for i := range mutants.All {
+		if m := &mutants.All[i]; m.Seed > 0 && wanted(m) {
+			ms, worlds = append(ms, m), append(worlds, inWorld(m))
+		}
+	}
+	unbroken(t, "internal/sim", worlds)
+	for _, m := range ms {
+		t.Run(m.Name, func(t *testing.T) { mustDie(t, m, inWorld(m)) })
 	}
 }
 
@@ -127,44 +165,46 @@ func sorted[V any](m map[string]V) []string {
 }
 
 // unbroken: the checks of a package pass on the code as it is.
-func unbroken(t *testing.T, pkg string, ms []*mutants.Mutant) {
+func unbroken(t *testing.T, pkg string, tests []mutants.Test) {
 	bin, err := build(t, pkg, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var done []mutants.Test
-	for _, m := range ms {
-		if slices.Contains(done, m.Test) {
+	for _, c := range tests {
+		if slices.Contains(done, c) {
 			continue
 		}
-		done = append(done, m.Test)
-		out, err := run(bin, m.Test)
+		done = append(done, c)
+		out, err := run(bin, c)
 		if err != nil || bytes.Contains(out, []byte("testing: warning: no tests to run")) {
-			t.Errorf("%s fails, or names no test, without a mutant: %v\n%s", command(m.Test), err, tail(out))
+			t.Errorf("%s fails, or names no test, without a mutant: %v\n%s", command(c), err, tail(out))
 		}
 	}
 }
 
-// mustDie: the check of the mutant fails by itself and in time.
-func mustDie(t *testing.T, m *mutants.Mutant) {
+// mustDie: the check fails on the mutant by itself and in time. It returns the
+// line that says why.
+func mustDie(t *testing.T, m *mutants.Mutant, c mutants.Test) string {
 	overlay, err := mutants.Overlay(m.Name, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin, err := build(t, m.Test.Package, overlay)
+	bin, err := build(t, c.Package, overlay)
 	if err != nil {
 		t.Fatalf("it does not compile, which kills nothing: %v", err)
 	}
-	out, err := run(bin, m.Test)
+	out, err := run(bin, c)
 	switch {
 	case err == nil:
-		t.Errorf("it survives: %s\n%s passes: write the test that fails", m.Why, command(m.Test))
+		t.Errorf("it survives: %s\n%s passes: write the test that fails", m.Why, command(c))
 	case bytes.Contains(out, []byte("panic: test timed out after")) || !bytes.Contains(out, []byte("--- FAIL")) && !bytes.Contains(out, []byte("panic:")) && !bytes.Contains(out, []byte("fatal error:")):
-		t.Errorf("%s does not fail by itself: %v\n%s", command(m.Test), err, tail(out))
+		t.Errorf("%s does not fail by itself: %v\n%s", command(c), err, tail(out))
 	default:
-		killed(m.Name, firstLine(out))
 		t.Log(firstLine(out))
+		return firstLine(out)
 	}
+	return ""
 }
 
 // build makes a package's test binary, with an overlay unless it is "".
@@ -234,23 +274,14 @@ func waits(t *testing.T) {
 	t.Parallel()
 	var names []string
 	for _, m := range mutants.All {
-		if len(m.Waits) > 0 {
+		if len(m.Waits) > 0 && (*only == "" || wanted(&m)) {
 			names = append(names, m.Name)
 		}
 	}
-	files, err := mutants.Sources(names...)
-	if err != nil {
-		t.Fatal(err)
+	if len(names) == 0 {
+		t.Skip("none is wanted")
 	}
-	overlay := map[string][]byte{}
-	for path, text := range files {
-		overlay[path] = []byte(text)
-	}
-	p, err := noblock.Load(module, overlay, "./cmd/metronome")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range p.Check() {
+	for _, f := range analyse(t, names...) {
 		var by []string
 		for _, m := range mutants.All {
 			if len(m.Waits) > 0 && passes(append(slices.Clone(f.Chain), f.What), m.Waits) {
@@ -270,6 +301,43 @@ func waits(t *testing.T) {
 	}
 }
 
+// waitsAlone: as the product has no finding, all that is found with one mutant
+// laid over it is the mutant's, and it is found by its own way.
+func waitsAlone(t *testing.T) {
+	if !*all && *only == "" {
+		t.Skip("analyses the whole program for each mutant: only with -all")
+	}
+	for i := range mutants.All {
+		m := &mutants.All[i]
+		if len(m.Waits) == 0 || !wanted(m) {
+			continue
+		}
+		t.Run(m.Name, func(t *testing.T) {
+			found := analyse(t, m.Name)
+			if !slices.ContainsFunc(found, func(f noblock.Finding) bool { return passes(append(slices.Clone(f.Chain), f.What), m.Waits) }) {
+				t.Errorf("noblock finds %v, none by way of %v", found, m.Waits)
+			}
+		})
+	}
+}
+
+// analyse is what noblock finds with these mutants laid over the product.
+func analyse(t *testing.T, names ...string) []noblock.Finding {
+	files, err := mutants.Sources(names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := map[string][]byte{}
+	for path, text := range files {
+		overlay[path] = []byte(text)
+	}
+	p, err := noblock.Load(module, overlay, "./cmd/metronome")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Check()
+}
+
 // passes says whether a chain passes through these in their order.
 func passes(chain, way []string) bool {
 	for _, f := range chain {
@@ -285,10 +353,11 @@ const preface = `# Mutants
 A mutant is a deliberate breakage of one source file: the mistake that a maintainer would make, and the check that must catch
 it (` + "`internal/mutants`" + `). None is ever in a product build. This page is written by running them
 (` + "`go test ./internal/mutants -all -rewrite`" + `), and each check must pass on the unbroken code first. CI lays the mutants that make a loop
-wait over one analysis by noblock and runs a third of the others; ` + "`make long`" + ` runs them all.
+wait over one analysis by noblock and runs a third of the others; ` + "`make long`" + ` runs them all, those that wait also alone, and those with a seed in
+the simulator: in the world of that seed (` + "`go test ./internal/sim -run TestSeeds -args -seed=N -seeds=1`" + `) the mutant breaks a rule.
 
-| mutant | the mistake | file | killed by | it says |
-|---|---|---|---|---|
+| mutant | the mistake | file | killed by | seed | it says |
+|---|---|---|---|---|---|
 `
 
 // row is a mutant's row of the page but for the last column.
@@ -297,7 +366,11 @@ func row(m *mutants.Mutant) string {
 	if m.Test.Run != "" {
 		by = "`" + strings.TrimPrefix(m.Test.Package, "internal/") + "` `" + cell(strings.TrimSpace(m.Test.Run+" "+m.Test.Args)) + "`"
 	}
-	return fmt.Sprintf("| %s | %s | `%s` | %s | ", m.Name, m.Why, strings.TrimPrefix(m.File, "internal/"), by)
+	seed := ""
+	if m.Seed > 0 {
+		seed = fmt.Sprint(m.Seed)
+	}
+	return fmt.Sprintf("| %s | %s | `%s` | %s | %s | ", m.Name, m.Why, strings.TrimPrefix(m.File, "internal/"), by, seed)
 }
 
 // cell fits a text into a column.

@@ -418,6 +418,11 @@ func TestSubmitIsBounded(t *testing.T) {
 func TestDrain(t *testing.T) {
 	for _, wait := range []time.Duration{10 * time.Second, 100 * time.Millisecond} {
 		onBench(t, Config{}, newClockwork(16, 10*time.Millisecond), func(t *testing.T, w *Worker) {
+			earlier := job(prompt(3, 20), 1)
+			if err := w.Submit(earlier); err != nil {
+				t.Fatal(err)
+			}
+			collect(t, earlier) // the loop has been empty once: that says nothing of the drain
 			j := job(prompt(1, 20), 100)
 			if err := w.Submit(j); err != nil {
 				t.Fatal(err)
