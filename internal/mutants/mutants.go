@@ -12,8 +12,8 @@
 //	go test ./internal/mutants -all -rewrite
 //
 // Without -all only a part of the mutants is taken, chosen by their names. With
-// it each that waits is also analysed alone, and each that has a seed must break
-// a rule of the simulator in that seed's world.
+// it each that waits is also analysed alone, and each that the simulator sees must
+// break a rule there in one of the first seeds.
 package mutants
 
 import (
@@ -26,14 +26,14 @@ import (
 	"sync"
 )
 
-// Mutant is Edits of File. What kills it is either Test or Waits, and Seed beside it.
+// Mutant is Edits of File. What kills it is either Test or Waits, and the simulator beside it.
 type Mutant struct {
 	Name  string
 	File  string // relative to the module
 	Why   string // the mistake it stands for
 	Edits []Edit
 	Test  Test     // must fail
-	Seed  uint64   // of a simulated fleet that breaks a rule by it; 0: none is known
+	Sim   bool     // simulated fleets break a rule by it, too
 	Waits []string // functions that a chain of noblock passes through, in order; or words of what it waits for, as the last
 }
 

@@ -33,19 +33,20 @@ const (
 	parts  = 3               // a run without -all takes one mutant of so many
 )
 
-// kills is what this run has found: the first failing line, by mutant.
+// kills is what this run has found, by mutant: the first failing line, and what
+// the simulator says.
 var kills struct {
 	sync.Mutex
-	first map[string]string
+	first, sim map[string]string
 }
 
-func killed(name, line string) {
+func killed(list *map[string]string, name, line string) {
 	kills.Lock()
 	defer kills.Unlock()
-	if kills.first == nil {
-		kills.first = map[string]string{}
+	if *list == nil {
+		*list = map[string]string{}
 	}
-	kills.first[name] = line
+	(*list)[name] = line
 	if *rewrite {
 		writePage()
 	}
@@ -62,7 +63,7 @@ func TestMutants(t *testing.T) {
 		t.Run("Waits", waits)
 		t.Run("Alone", waitsAlone)
 		t.Run("Killed", killedByTests)
-		t.Run("Seeds", killedBySeeds)
+		t.Run("Sim", killedBySim)
 	})
 	t.Run("Page", comparePage)
 }
@@ -71,7 +72,7 @@ func TestMutants(t *testing.T) {
 func wellformed(t *testing.T) {
 	names := map[string]bool{}
 	for _, m := range mutants.All {
-		if m.Seed > 0 && m.Test.Run == "" {
+		if m.Sim && m.Test.Run == "" {
 			t.Errorf("%s: a wait is nothing that the simulator sees", m.Name)
 		}
 		if names[m.Name] || m.Why == "" || (m.Test.Run == "") == (len(m.Waits) == 0) {
@@ -116,7 +117,7 @@ func killedByTests(t *testing.T) {
 					two <- struct{}{}
 					defer func() { <-two }()
 					if line := mustDie(t, m, m.Test); line != "" {
-						killed(m.Name, line)
+						killed(&kills.first, m.Name, line)
 					}
 				})
 			}
@@ -131,27 +132,30 @@ func tests(ms []*mutants.Mutant) (list []mutants.Test) {
 	return list
 }
 
-// inWorld is a mutant's seed as a test.
-func inWorld(m *mutants.Mutant) mutants.Test {
-	return mutants.Test{Package: "internal/sim", Run: "TestSeeds", Args: fmt.Sprintf("-seed=%d -seeds=1", m.Seed)}
-}
+// inFleets is the simulator's look at a mutant.
+var inFleets = mutants.Test{Package: "internal/sim", Run: "TestSeeds", Args: "-seeds=200 -enough=1"}
 
-// killedBySeeds: the world of a mutant's seed breaks no rule without it, and
-// one with it.
-func killedBySeeds(t *testing.T) {
+var broken = regexp.MustCompile(`seed \d+: at \S+ (.*)`)
+
+// killedBySim: the first seeds break no rule without a mutant, and one with it.
+func killedBySim(t *testing.T) {
 	if !*all && *only == "" {
 		t.Skip("builds the simulator anew for each mutant: only with -all")
 	}
-	var worlds []mutants.Test
-	var ms []*mutants.Mutant
+	unbroken(t, inFleets.Package, []mutants.Test{inFleets})
 	for i := range mutants.All {
-		if m := &mutants.All[i]; m.Seed > 0 && wanted(m) {
-			ms, worlds = append(ms, m), append(worlds, inWorld(m))
+		m := &mutants.All[i]
+		if !m.Sim || !wanted(m) {
+			continue
 		}
-	}
-	unbroken(t, "internal/sim", worlds)
-	for _, m := range ms {
-		t.Run(m.Name, func(t *testing.T) { mustDie(t, m, inWorld(m)) })
+		t.Run(m.Name, func(t *testing.T) {
+			line := mustDie(t, m, inFleets)
+			if says := broken.FindStringSubmatch(line); says != nil {
+				killed(&kills.sim, m.Name, says[1])
+			} else if line != "" {
+				t.Errorf("no rule is broken: %s", line)
+			}
+		})
 	}
 }
 
@@ -289,7 +293,7 @@ func waits(t *testing.T) {
 			}
 		}
 		if len(by) == 1 {
-			killed(by[0], f.At[:strings.LastIndex(f.At, ":")]+": "+f.What)
+			killed(&kills.first, by[0], f.At[:strings.LastIndex(f.At, ":")]+": "+f.What)
 		}
 	}
 	for _, name := range names {
@@ -353,10 +357,11 @@ const preface = `# Mutants
 A mutant is a deliberate breakage of one source file: the mistake that a maintainer would make, and the check that must catch
 it (` + "`internal/mutants`" + `). None is ever in a product build. This page is written by running them
 (` + "`go test ./internal/mutants -all -rewrite`" + `), and each check must pass on the unbroken code first. CI lays the mutants that make a loop
-wait over one analysis by noblock and runs a third of the others; ` + "`make long`" + ` runs them all, those that wait also alone, and those with a seed in
-the simulator: in the world of that seed (` + "`go test ./internal/sim -run TestSeeds -args -seed=N -seeds=1`" + `) the mutant breaks a rule.
+wait over one analysis by noblock and runs a third of the others; ` + "`make long`" + ` runs them all, those that wait also alone, and those that the
+simulator sees in its first 200 seeds (` + "`go test ./internal/sim -run TestSeeds -args -seeds=200 -enough=1`" + `). The last column is the first rule that a
+fleet breaks; where it is empty the simulator sees nothing of the mutant, or was not asked.
 
-| mutant | the mistake | file | killed by | seed | it says |
+| mutant | the mistake | file | killed by | it says | the simulator says |
 |---|---|---|---|---|---|
 `
 
@@ -366,11 +371,7 @@ func row(m *mutants.Mutant) string {
 	if m.Test.Run != "" {
 		by = "`" + strings.TrimPrefix(m.Test.Package, "internal/") + "` `" + cell(strings.TrimSpace(m.Test.Run+" "+m.Test.Args)) + "`"
 	}
-	seed := ""
-	if m.Seed > 0 {
-		seed = fmt.Sprint(m.Seed)
-	}
-	return fmt.Sprintf("| %s | %s | `%s` | %s | %s | ", m.Name, m.Why, strings.TrimPrefix(m.File, "internal/"), by, seed)
+	return fmt.Sprintf("| %s | %s | `%s` | %s | ", m.Name, m.Why, strings.TrimPrefix(m.File, "internal/"), by)
 }
 
 // cell fits a text into a column.
@@ -390,12 +391,20 @@ func writePage() {
 	b.WriteString(preface)
 	for i := range mutants.All {
 		m := &mutants.All[i]
-		begin := row(m)
+		_, rest, _ := strings.Cut(string(old), "\n"+row(m))
+		rest, _, _ = strings.Cut(rest, "\n")
+		says, sim, _ := strings.Cut(rest, " | ")
+		sim = strings.TrimSuffix(sim, " |")
 		if line := kills.first[m.Name]; line != "" {
-			fmt.Fprintf(&b, "%s`%s` |\n", begin, cell(line))
-		} else if _, rest, ok := strings.Cut(string(old), "\n"+begin); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			fmt.Fprintf(&b, "%s%s\n", begin, line)
+			says = "`" + cell(line) + "`"
+		}
+		if line := kills.sim[m.Name]; line != "" {
+			sim = cell(line)
+		} else if !m.Sim {
+			sim = ""
+		}
+		if says != "" {
+			fmt.Fprintf(&b, "%s%s | %s |\n", row(m), says, sim)
 		}
 	}
 	if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
@@ -415,7 +424,7 @@ func comparePage(t *testing.T) {
 	}
 	rows := strings.Split(strings.TrimSuffix(rest, "\n"), "\n")
 	for i := range mutants.All {
-		if i >= len(rows) || !strings.HasPrefix(rows[i], row(&mutants.All[i])) || strings.HasSuffix(rows[i], "| `` |") {
+		if i >= len(rows) || !strings.HasPrefix(rows[i], row(&mutants.All[i])) || strings.Contains(rows[i], "| `` |") || strings.HasSuffix(rows[i], "|  |") == mutants.All[i].Sim {
 			t.Fatalf("docs/mutants.md does not tell of %s as the source does: run go test ./internal/mutants -all -rewrite", mutants.All[i].Name)
 		}
 	}

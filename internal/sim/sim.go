@@ -11,6 +11,7 @@
 //	tokens     each token of an answer is the reference function of its prompt
 //	oracle     pages, grants, batches, ends: each as the outside sees it (sched/oracle)
 //	invariant  the cores' own
+//	panic      no core does
 //	page       nothing writes pages but an open grant of theirs
 //	beat       a decode batch follows the one before it, whatever peers do
 //	bound      every request ends in its time, every queue stays in its bound
@@ -27,6 +28,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 )
 
@@ -55,16 +57,26 @@ type fleet struct {
 // *Violation.
 func Run(p *Plan, log io.Writer) (*Report, error) {
 	f := newFleet(p, log)
-	f.schedule()
-	f.world.run(f.end())
-	if f.err == nil {
-		f.rest()
-	}
+	f.live()
 	rep := f.report()
 	if f.err != nil {
 		return rep, f.err
 	}
 	return rep, nil
+}
+
+// live plays the plan to its end. A core that panics has broken a rule like any other.
+func (f *fleet) live() {
+	defer func() {
+		if p := recover(); p != nil {
+			f.broken("panic", "%v\n%s", p, debug.Stack())
+		}
+	}()
+	f.schedule()
+	f.world.run(f.end())
+	if f.err == nil {
+		f.rest()
+	}
 }
 
 // schedule puts requests and faults at their times.

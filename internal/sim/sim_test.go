@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	stdcmp "cmp"
 	"context"
 	"errors"
 	"flag"
@@ -14,7 +15,8 @@ import (
 
 var (
 	firstSeed = flag.Uint64("seed", 1, "the first seed of TestSeeds")
-	seeds     = flag.Int("seeds", 100, "how many seeds TestSeeds runs")
+	seeds     = flag.Int("seeds", 0, "how many seeds TestSeeds runs; 0: 100, or 15 when short")
+	enough    = flag.Int("enough", 5, "after how many seeds that break a rule TestSeeds stops")
 )
 
 var shape = Shape{Prefills: 2, Decodes: 2, Requests: 50}
@@ -22,11 +24,11 @@ var shape = Shape{Prefills: 2, Decodes: 2, Requests: 50}
 // TestSeeds runs a fixed set of seeds. What breaks a rule is printed as
 // `metronome sim --verbose --seed N` shows it.
 func TestSeeds(t *testing.T) {
-	n := *seeds
-	if testing.Short() {
-		n = min(n, 15)
+	n := stdcmp.Or(*seeds, 100)
+	if *seeds == 0 && testing.Short() {
+		n = 15
 	}
-	tally := Hunt(context.Background(), *firstSeed, n, shape, 5, nil)
+	tally := Hunt(context.Background(), *firstSeed, n, shape, *enough, nil)
 	for _, f := range tally.Found {
 		t.Errorf("seed %d: %v", f.Seed, f.Violation)
 	}
