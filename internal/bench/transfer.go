@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -61,9 +60,9 @@ type loopback struct {
 	tokens   int
 	room     int64
 	bare     net.Conn
-	keep     atomic.Bool // the bare reader reads into the pages, not into buf
-	taken    chan int    // bytes that the bare reader has read in all
-	buf      []byte      // of the bare reader
+	start    chan bool  // the bare reader reads all once: into the pages, or into buf
+	taken    chan error // it has
+	buf      []byte
 }
 
 // Run measures link, bare socket and memory in turn.
@@ -89,16 +88,14 @@ func (b *Transfer) Run(ctx context.Context) (*TransferReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		y, err := l.measure(l.plain)
+		y, err := l.measure(func() error { return l.plain(false) })
 		if err != nil {
 			return nil, err
 		}
-		l.keep.Store(true)
-		v, err := l.measure(l.plain)
+		v, err := l.measure(func() error { return l.plain(true) })
 		if err != nil {
 			return nil, err
 		}
-		l.keep.Store(false)
 		if round == 0 {
 			continue // every page is touched now
 		}
@@ -122,7 +119,7 @@ func (b *Transfer) open(ctx context.Context, wg *sync.WaitGroup) (*loopback, err
 	for i := range arenas {
 		arenas[i] = &arena{make([]byte, int64(pages)*layers*b.Extent), pages, int(b.Extent)}
 	}
-	l := &loopback{from: arenas[0], to: arenas[1], tokens: pages * pageSize, landed: make(chan error, 1), taken: make(chan int, 1), buf: make([]byte, transfer.MaxFrame),
+	l := &loopback{from: arenas[0], to: arenas[1], tokens: pages * pageSize, landed: make(chan error, 1), start: make(chan bool, 1), taken: make(chan error, 1), buf: make([]byte, transfer.MaxFrame),
 		geo: kv.Geometry{Layers: layers, Heads: 1, TokenBytes: int(b.Extent) / pageSize, PageSize: pageSize}}
 	for i := range l.from.data {
 		l.from.data[i] = byte(i * 7)
@@ -188,7 +185,7 @@ func (l *loopback) transfer() error {
 	return within(l.landed)
 }
 
-// within bounds the wait for one prompt.
+// within bounds the wait for one passage.
 func within(done <-chan error) error {
 	select {
 	case err := <-done:
@@ -214,27 +211,38 @@ func (l *loopback) plainly(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 	context.AfterFunc(ctx, func() { c.Close() })
 	wg.Go(func() {
-		for total := 0; ; {
-			into := l.buf
-			if l.keep.Load() {
-				rest := l.to.data[total:]
-				into = rest[:min(len(rest), len(l.buf))]
-			}
-			n, err := c.Read(into)
-			if err != nil {
+		for {
+			select {
+			case keep := <-l.start:
+				l.taken <- l.drain(c, keep)
+			case <-ctx.Done():
 				return
-			}
-			if total += n; total == len(l.from.data) {
-				l.taken <- total
-				total = 0
 			}
 		}
 	})
 	return nil
 }
 
+// drain reads as many bytes as there are in the pages.
+func (l *loopback) drain(c net.Conn, keep bool) error {
+	for total := 0; total < len(l.to.data); {
+		rest := l.to.data[total:]
+		into := l.buf[:min(len(rest), len(l.buf))]
+		if keep {
+			into = rest[:len(into)]
+		}
+		n, err := c.Read(into)
+		if err != nil {
+			return err
+		}
+		total += n
+	}
+	return nil
+}
+
 // plain writes the same bytes, as many at a time as a frame may have.
-func (l *loopback) plain() error {
+func (l *loopback) plain(keep bool) error {
+	l.start <- keep
 	l.bare.SetDeadline(time.Now().Add(time.Minute))
 	for rest := l.from.data; len(rest) > 0; {
 		n, err := l.bare.Write(rest[:min(len(rest), transfer.MaxFrame)])
@@ -243,12 +251,7 @@ func (l *loopback) plain() error {
 		}
 		rest = rest[n:]
 	}
-	select {
-	case <-l.taken:
-		return nil
-	case <-time.After(time.Minute):
-		return errors.New("the bare reader stands still")
-	}
+	return within(l.taken)
 }
 
 func (l *loopback) measure(do func() error) (float64, error) {
