@@ -6,17 +6,32 @@ import (
 )
 
 // A checksum at the speed of memory. A core of 2.5 GHz sums 20 GB/s of what its
-// cache holds, and waits most of the time for what it does not: 6 GB/s. So each
-// piece is summed while others are on their way to the cache: on P those that
-// are summed next, on D those that the next read will write to.
+// cache holds by hash/crc32, which adds eight bytes at a time, and 60 GB/s by
+// multiplying polynomials; it waits most of the time for what its cache does not
+// hold: 6 GB/s. So each piece is summed while others are on their way to the
+// cache: on P those that are summed next, on D those that the next read will write to.
 
-// piece is what is summed between two looks ahead: a multiple of the 504 bytes
-// that hash/crc32 takes at least in its fastest way, and not much more than
-// the lines that a core can wait for at a time.
-const piece = 2 * 504
+// piece is what is summed between two looks ahead: not much more than the lines
+// that a core can wait for at a time.
+const piece = 2 << 10
+
+// folded is what fold takes at a time, and least the shortest run that is worth it.
+const (
+	folded = 256
+	least  = 2 * folded
+)
+
+// update adds bytes to a checksum, as crc32.Update does.
+func update(sum uint32, b []byte) uint32 {
+	if n := len(b) &^ (folded - 1); folds && n >= least {
+		sum = ^fold(^sum, unsafe.SliceData(b), n)
+		b = b[n:]
+	}
+	return crc32.Update(sum, castagnoli, b)
+}
 
 // lead is how far P looks ahead.
-const lead = 2 << 10
+const lead = 4 << 10
 
 // spans walks over buffers as if they were one.
 type spans struct {
@@ -62,7 +77,7 @@ func (s *spans) sum(sum uint32, n int, ahead *spans, look func(*byte, int)) uint
 			return sum
 		}
 		ahead.pass(len(b), look)
-		sum = crc32.Update(sum, castagnoli, b)
+		sum = update(sum, b)
 		n -= len(b)
 	}
 	return sum

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
@@ -20,6 +21,57 @@ func cut(rnd *rand.Rand, b []byte) (parts [][]byte) {
 		b = b[n:]
 	}
 	return parts
+}
+
+// TestFold: whatever the length, the place in memory and the sum before, update
+// gives what hash/crc32 gives.
+func TestFold(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(9, 1))
+	b := make([]byte, 70_000)
+	for i := range b {
+		b[i] = byte(rnd.Uint32())
+	}
+	check := func(from, n int, sum uint32) {
+		t.Helper()
+		if got, want := update(sum, b[from:from+n]), crc32.Update(sum, castagnoli, b[from:from+n]); got != want {
+			t.Fatalf("%d bytes from %d after %08x: %08x, want %08x", n, from, sum, got, want)
+		}
+	}
+	for n := range 2100 {
+		check(n%67, n, 0)
+	}
+	for range 2000 {
+		from := rnd.IntN(len(b))
+		check(from, rnd.IntN(len(b)-from), rnd.Uint32())
+	}
+	if !folds {
+		t.Skip("this processor has no such way")
+	}
+	for bit := range 8 * 1024 { // each bit counts, where it stands
+		var one [1024]byte
+		one[bit/8] = 1 << (bit % 8)
+		if got, want := ^fold(^uint32(0), &one[0], len(one)), crc32.Checksum(one[:], castagnoli); got != want {
+			t.Fatalf("bit %d: %08x, want %08x", bit, got, want)
+		}
+	}
+}
+
+func BenchmarkSum(b *testing.B) {
+	for _, n := range []int{1 << 10, 4 << 10, 64 << 10} {
+		data := make([]byte, n)
+		b.Run(fmt.Sprintf("%d/ours", n), func(b *testing.B) {
+			b.SetBytes(int64(n))
+			for b.Loop() {
+				update(0, data)
+			}
+		})
+		b.Run(fmt.Sprintf("%d/hash_crc32", n), func(b *testing.B) {
+			b.SetBytes(int64(n))
+			for b.Loop() {
+				crc32.Update(0, castagnoli, data)
+			}
+		})
+	}
 }
 
 // TestSpans: however bytes are cut, their checksum is that of the whole, and
