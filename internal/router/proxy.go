@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -612,6 +613,35 @@ func (s *segments) Read(p []byte) (n int, err error) {
 }
 
 func (s *segments) Close() error { return nil }
+
+// writeTo writes what is left of the body, as it lies in memory: one writev
+// where the connection has it.
+func (s *segments) writeTo(w io.Writer) (int64, error) {
+	if len(s.segs) == 0 {
+		return 0, nil
+	}
+	rest := append(make(net.Buffers, 0, len(s.segs)), s.segs...)
+	rest[0] = rest[0][s.off:]
+	s.segs, s.off = nil, 0
+	return rest.WriteTo(w)
+}
+
+// legConn is a connection to a worker. net/http copies a body through a buffer
+// of its own, piece by piece; one of ours goes out without.
+type legConn struct{ net.Conn }
+
+// ReadFrom is what net/http calls with the body that does not fit into the
+// write buffer beside the head.
+func (c legConn) ReadFrom(r io.Reader) (int64, error) {
+	if l, ok := r.(*io.LimitedReader); ok {
+		if s, ok := l.R.(*segments); ok { // all of it: send tells the length of what it sends
+			n, err := s.writeTo(c.Conn)
+			l.N -= n
+			return n, err
+		}
+	}
+	return io.Copy(c.Conn, r)
+}
 
 // answer tells the client how a request ended that did not end well.
 func (x *exchange) answer() {

@@ -663,3 +663,34 @@ func TestClientLeavesAfterDone(t *testing.T) {
 		}
 	})
 }
+
+// A body that does not fit into one write is sent on byte for byte, to both
+// legs and again to the next pair.
+func TestLargeBodyPassesUnchanged(t *testing.T) {
+	inFleet(t, 2, 1, nil, func(t *testing.T, f *fleet) {
+		f.p[0].serve, f.p[1].serve = says(500, `{}`), prefilled
+		word := func(n int) string {
+			var b strings.Builder
+			for i := range n {
+				fmt.Fprintf(&b, "%07d ", i)
+			}
+			return b.String()
+		}
+		front, back := `"stream":true,"a":"`+word(5000)+`"`, `,"b":"`+word(30000)+`"}`
+		for range 2 { // round robin: each meets the prefill that fails first
+			if got := f.post("/generate", "{"+front+`,"bootstrap_room":7`+back); got.status != 200 || got.body != usual {
+				t.Fatalf("%d %.200s %v", got.status, got.body, got.err)
+			}
+		}
+		legs := slices.Concat(f.p[0].requests(), f.p[1].requests(), f.d[0].requests())
+		if len(legs) < 6 { // a decode leg may be over before it is sent
+			t.Errorf("%d legs, want at least 6: two requests, each sent again", len(legs))
+		}
+		for i, b := range legs {
+			_, rest, _ := strings.Cut(string(b), `,"stream"`)
+			if `"stream"`+rest != front+back {
+				t.Errorf("leg %d is not what was sent: %d bytes, want %d", i, len(rest), len(front+back))
+			}
+		}
+	})
+}

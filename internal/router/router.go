@@ -90,10 +90,13 @@ func (r *Router) newTransport() *http.Transport {
 			ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("cannot connect within %v", dialTimeout))
 			defer cancel()
 			c, err := dial(ctx, network, addr)
-			if err != nil && ctx.Err() != nil {
+			switch {
+			case err == nil:
+				return legConn{c}, nil
+			case ctx.Err() != nil:
 				return nil, context.Cause(ctx)
 			}
-			return c, err
+			return nil, err
 		},
 		TLSHandshakeTimeout:    dialTimeout,
 		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
