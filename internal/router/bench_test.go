@@ -85,7 +85,7 @@ func benchProcess(role string, addrs []string) {
 		}
 		r.Run(ctx, ln)
 	case "splice":
-		go http.Serve(ln, bareSplice{addrs[0], addrs[1], &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true, WriteBufferSize: 16 << 10}})
+		go http.Serve(ln, bareSplice{addrs[0], addrs[1], &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}})
 		<-ctx.Done()
 	case "stubs":
 		go http.Serve(ln, http.HandlerFunc(benchStub))

@@ -630,8 +630,8 @@ func (s *segments) writeTo(w io.Writer) (int64, error) {
 // of its own, piece by piece; one of ours goes out without.
 type legConn struct{ net.Conn }
 
-// ReadFrom is what net/http calls with the body that does not fit into the
-// write buffer beside the head.
+// ReadFrom is what net/http calls with the body, after it has sent the head.
+// TLS is a layer between: there the body is copied.
 func (c legConn) ReadFrom(r io.Reader) (int64, error) {
 	if l, ok := r.(*io.LimitedReader); ok {
 		if s, ok := l.R.(*segments); ok { // all of it: send tells the length of what it sends

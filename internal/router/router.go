@@ -104,7 +104,6 @@ func (r *Router) newTransport() *http.Transport {
 		MaxIdleConnsPerHost:    4096,
 		IdleConnTimeout:        workerIdle,
 		MaxResponseHeaderBytes: headerMax,
-		WriteBufferSize:        16 << 10, // head and body of a usual request in one write
 	}
 }
 
