@@ -321,3 +321,42 @@ func TestF27StreamPassesUnchanged(t *testing.T) {
 		}
 	})
 }
+
+// Whatever a client says of pairing, ranks or KV parameters reaches no worker,
+// and a field that comes twice reaches none either: workers would differ in
+// which of the two they believe.
+func TestClientsPairingFieldsAreRemoved(t *testing.T) {
+	fields := []string{"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank",
+		"data_parallel_rank", "disagg_prefill_dp_rank", "kv_transfer_params", "metronome_journal"}
+	inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+		for _, name := range fields {
+			for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/generate"} {
+				for _, spelled := range []string{name, strings.ToUpper(name), strings.Replace(name, "_", `\u005f`, 1)} {
+					before := len(f.p[0].requests())
+					got := f.post(path, fmt.Sprintf(`{"a":1,"%s":{"host":"evil"},"stream":true,"b":[2]}`, spelled))
+					if got.status != 200 || got.body != usual {
+						t.Fatalf("%s %s: %+v", path, spelled, got)
+					}
+					for _, s := range []*stub{f.p[0], f.d[0]} {
+						body := s.requests()[before]
+						_, room := rooms(t, body)
+						want := fmt.Sprintf(`{"bootstrap_host":"p0","bootstrap_port":null,"bootstrap_room":%d,"a":1,"stream":true,"b":[2]}`, room)
+						if string(body) != want {
+							t.Errorf("%s %s: sent %s\nwant %s", path, spelled, body, want)
+						}
+					}
+				}
+			}
+		}
+		before := len(f.p[0].requests())
+		for _, name := range append(fields, "stream", "model", "anything") {
+			got := f.post("/generate", fmt.Sprintf(`{"%s":null,"text":"x","%s":null}`, name, name))
+			if got.status != 400 || got.code(t) != "invalid_request" || !strings.Contains(got.body, "comes twice") {
+				t.Errorf("%s twice: %+v", name, got)
+			}
+		}
+		if n := len(f.p[0].requests()) + len(f.d[0].requests()) - 2*before; n != 0 {
+			t.Errorf("%d legs were sent of bodies with a field twice", n)
+		}
+	})
+}
