@@ -77,7 +77,12 @@ func (n *testNet) on(r *Rig, host int) *Rig {
 
 // client talks from a host.
 func (n *testNet) client(host int) *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.dialer(host)}}
+}
+
+// dialer dials from a host.
+func (n *testNet) dialer(host int) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (c net.Conn, err error) {
 		done := make(chan struct{})
 		go func() { // a thread of its own, which ends with the namespace it entered
 			defer close(done)
@@ -94,7 +99,7 @@ func (n *testNet) client(host int) *http.Client {
 		}()
 		<-done
 		return c, err
-	}}}
+	}
 }
 
 // recipe reads the commands of README's section on two machines, by host.

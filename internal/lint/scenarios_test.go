@@ -52,7 +52,7 @@ var scenarios = []scenario{
 	{73, "two prompts with the same hash share a prefix", ""},
 	{75, "adding and removing workers cross, and there is none for a moment", ""},
 	{78, "anybody who reaches the registry can overwrite a worker's record", ""},
-	{79, "KV links listen everywhere and decode native objects of any peer", "no test yet"},
+	{79, "KV links listen everywhere and decode native objects of any peer", ""},
 	{82, "a wildcard or loopback address is published; two prefills of one host are taken for one", ""},
 	{83, "a name gives the addresses of the old and the new worker by turns", ""},
 }

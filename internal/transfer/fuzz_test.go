@@ -157,7 +157,7 @@ func fuzzSeeds(f *testing.F, frames ...[]byte) {
 	f.Add(bytes.Join(frames, nil))
 }
 
-// FuzzFramesToP: whatever D sends, P neither crashes nor keeps anything of it.
+// FuzzFramesToP: whatever D sends, P neither crashes nor keeps anything of it. Shows F-79.
 func FuzzFramesToP(f *testing.F) {
 	g := grantMsg{room: 1, dRanks: 1, tokens: 8, pages: 2}
 	again := g
@@ -200,7 +200,7 @@ func FuzzFramesToP(f *testing.F) {
 }
 
 // FuzzFramesToD: whatever P sends, D neither crashes nor writes into a page
-// that it did not open, and each grant ends as it must.
+// that it did not open, and each grant ends as it must. Shows F-79.
 func FuzzFramesToD(f *testing.F) {
 	ok := First{PromptTokens: 8}
 	size := 2 * small.ExtentBytes(4)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestRefusals: what does not fit is refused by name with both values, on
-// whichever side it is seen first, and is told apart for the scheduler. Shows F-19, F-69.
+// whichever side it is seen first, and is told apart for the scheduler. Shows F-19, F-69, F-79.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name, code, text string
