@@ -39,20 +39,23 @@ type spans struct {
 	at   int // into the first
 }
 
+// left tells whether bytes are left; then the first buffer has some.
+func (s *spans) left() bool {
+	for len(s.bufs) > 0 && s.at == len(s.bufs[0]) {
+		s.bufs, s.at = s.bufs[1:], 0
+	}
+	return len(s.bufs) > 0
+}
+
 // take gives the next bytes, at most so many and as far as one buffer goes; nil: none are left.
 func (s *spans) take(most int) []byte {
-	for len(s.bufs) > 0 {
-		b := s.bufs[0][s.at:]
-		if len(b) > most {
-			s.at += most
-			return b[:most]
-		}
-		s.bufs, s.at = s.bufs[1:], 0
-		if len(b) > 0 {
-			return b
-		}
+	if !s.left() {
+		return nil
 	}
-	return nil
+	b := s.bufs[0][s.at:]
+	b = b[:min(len(b), most)]
+	s.at += len(b)
+	return b
 }
 
 // pass goes n bytes on and looks at each stretch.

@@ -107,6 +107,11 @@ func TestSpans(t *testing.T) {
 // their buffers in order, and nowhere else; deadlines and ends are errors as
 // with an ordinary read.
 func TestVector(t *testing.T) {
+	t.Run("many at once", func(t *testing.T) { overSocket(t, true) })
+	t.Run("one by one", func(t *testing.T) { overSocket(t, false) })
+}
+
+func overSocket(t *testing.T, many bool) {
 	const seed = 8
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
@@ -125,6 +130,9 @@ func TestVector(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newWire(to, false, 10*time.Second, time.Second)
+	if !many {
+		w.many = nil
+	}
 	want := make([]byte, 3<<20)
 	for i := range want {
 		want[i] = byte(rnd.Uint32())
@@ -151,7 +159,7 @@ func TestVector(t *testing.T) {
 		t.Fatal("other bytes arrived than were sent")
 	}
 	if w.many == nil {
-		t.Skip("no vectors here")
+		return // nothing more to see, here or on this system
 	}
 	some := spans{bufs: [][]byte{make([]byte, 8)}}
 	to.SetReadDeadline(time.Unix(1, 0))

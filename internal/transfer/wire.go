@@ -161,7 +161,7 @@ func (w *wire) fill(b []byte) error {
 // spread reads exactly so much as fills the buffers in w.into, and gives their
 // checksum. What has come is summed while the cache still has it.
 func (w *wire) spread() (sum uint32, err error) {
-	for rest := (spans{bufs: w.into}); len(rest.bufs) > 0; {
+	for rest := (spans{bufs: w.into}); rest.left(); {
 		var n int
 		if w.many == nil || w.br.Buffered() > 0 {
 			n, err = w.br.Read(rest.bufs[0][rest.at:])
@@ -171,7 +171,7 @@ func (w *wire) spread() (sum uint32, err error) {
 		ahead := rest
 		ahead.pass(n, skipped)
 		sum = rest.sum(sum, n, &ahead, claim)
-		if err != nil && len(rest.bufs) > 0 {
+		if err != nil && rest.left() {
 			if err = w.fault(err, &w.mu.read, w.conn.SetReadDeadline); err != nil {
 				return sum, err
 			}

@@ -383,7 +383,7 @@ func TestF12PagesAreNotUsedUnderAWriter(t *testing.T) {
 		held := 0
 		for i := range rounds {
 			pLeg, a := c.legs(t, d, "p0:1", text(i, 200), 4)
-			time.Sleep(time.Duration(i%70) * time.Millisecond)
+			time.Sleep(time.Duration(i*9%70) * time.Millisecond)
 			c.all[0].stop()
 			d.Abort(a, api.Errorf(api.ClientGone, "gone"))
 			synctest.Wait()
