@@ -135,6 +135,16 @@ func TestParseRefuses(t *testing.T) {
 		{Generate, `{"text":"a","sampling_params":{"regex":"x"}}`, Unsupported, "regex", ""},
 		{Generate, `{"text":"a","sampling_params":[]}`, InvalidRequest, "sampling_params", "an object"},
 		{Generate, `{"text":["a","b"],"rid":["x","y","z"]}`, InvalidRequest, "rid", "2 answers"},
+		{Generate, `{"text":"a","sampling_params":{"n":1,"n":2}}`, InvalidRequest, "sampling_params", "twice"},
+		{Generate, `{"text":["a","b"],"sampling_params":[{},{"top_k":"x"}]}`, InvalidRequest, "top_k", "an integer"},
+		{Generate, `{"text":"a","return_logprob":[]}`, InvalidRequest, "return_logprob", "one value"},
+		{Generate, `{"text":"a","return_logprob":[null]}`, InvalidRequest, "return_logprob", "without null"},
+		{Completion, `{"prompt":"a","top_p":0}`, InvalidRequest, "top_p", "above 0"},
+		{Completion, `{"prompt":"a","top_p":2}`, InvalidRequest, "top_p", "from 0"},
+		{Completion, `{"prompt":["a",1]}`, InvalidRequest, "prompt", "strings throughout"},
+		{Completion, `{"prompt":[[1],"a"]}`, InvalidRequest, "prompt", ""},
+		{Completion, `{"prompt":[` + strings.Repeat(`"a",`, MaxItems) + `"a"]}`, InvalidRequest, "prompt", "at most"},
+		{Completion, `{"prompt":[` + strings.Repeat(`[1],`, MaxItems) + `[1]]}`, InvalidRequest, "prompt", "at most"},
 	} {
 		_, err := parsers[tc.kind]([]byte(tc.body))
 		if err == nil {
@@ -143,6 +153,19 @@ func TestParseRefuses(t *testing.T) {
 		}
 		if err.Code != tc.code || err.Param != tc.param || !strings.Contains(err.Message, tc.text) {
 			t.Errorf("%s: got %s param %q %q, want %s param %q …%s…", tc.body, err.Code, err.Param, err.Message, tc.code, tc.param, tc.text)
+		}
+	}
+}
+
+// TestKeysOfOtherKinds: what only another kind of request means is ignored, like
+// any key that is not known.
+func TestKeysOfOtherKinds(t *testing.T) {
+	for kind, body := range map[Kind]string{
+		Completion: `{"prompt":"a","sampling_params":7,"return_logprob":7,"top_logprobs":"x","sampling_seed":"x","text":7,"input_ids":7,"messages":7}`,
+		Generate:   `{"text":"a","prompt":7,"messages":7,"top_logprobs":"x"}`,
+	} {
+		if _, err := parsers[kind]([]byte(body)); err != nil {
+			t.Errorf("%s: %v", body, err)
 		}
 	}
 }

@@ -48,6 +48,7 @@ func TestEventReader(t *testing.T) {
 		{"longer than the buffer", []string{"data: 0123456789\n\ndata: 1\n\n"}, 8, "(data: 01)(23456789)[\n\n](data: 1\n)[\n]"},
 		{"broken off", []string{"data: 1\n\ndata"}, 64, "[data: 1\n\n](data)"},
 		{"nothing", nil, 64, ""},
+		{"a buffer of its own", []string{"data: 1\n\ndata"}, 0, "[data: 1\n\n](data)"},
 		{"buffer ends with a carriage return", []string{"data: 1\r\n\r\nx"}, 10, "(data: 1\r\n\r)[\n](x)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -192,6 +192,18 @@ func TestLoopbackAddresses(t *testing.T) {
 	}
 }
 
+// Sizes may be as large as the number of ranks allows, alone and multiplied.
+func TestSizesAreBounded(t *testing.T) {
+	for info, want := range map[Info]bool{
+		{DP: 1, CP: 1, TP: maxRanks, PP: 1}: true, {DP: 1, CP: 1, TP: maxRanks + 1, PP: 1}: false, {DP: 1, CP: 1, TP: 0, PP: 1}: false,
+		{DP: 2, CP: 1, TP: maxRanks / 2, PP: 1}: true, {DP: 3, CP: 1, TP: maxRanks / 2, PP: 1}: false,
+	} {
+		if info.sized() != want {
+			t.Errorf("%+v: sized is %v", info, !want)
+		}
+	}
+}
+
 // A worker has a bounded number of ranks. Shows F-78.
 func TestTableIsBounded(t *testing.T) {
 	table := NewTable(TableConfig{})

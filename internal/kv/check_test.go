@@ -23,14 +23,15 @@ func TestCheckFinds(t *testing.T) {
 		{"a count of states", func(p *Pool, b *BlockTable) { p.count[Owned]++ }, "kept"},
 		{"a free page that is not on the stack", func(p *Pool, b *BlockTable) { p.free = p.free[1:] }, "on the stack"},
 		{"the evictable ones", func(p *Pool, b *BlockTable) { p.evictable++ }, "evictable"},
-		{"a free page that is there twice", func(p *Pool, b *BlockTable) { p.free[0] = p.free[1] }, "there twice"},
+		{"a page on the stack that is not free", func(p *Pool, b *BlockTable) { p.free[0] = b.pages[0] }, "owned"},
+		{"a free page that is there twice", func(p *Pool, b *BlockTable) { p.free[0] = p.free[2] }, "there twice"},
 	} {
 		p := NewPool(12, 2, 1)
 		b := table(t, p, "abcd")
 		for _, word := range []string{"efgh", "ijkl", "mnop"} {
 			p.Release(table(t, p, word))
 		}
-		if err := p.Check(); err != nil || len(p.free) < 2 || len(p.leaves) < 2 {
+		if err := p.Check(); err != nil || len(p.free) < 3 || len(p.leaves) < 2 {
 			t.Fatal("the pool is not as this test needs it:", err, p.Count())
 		}
 		c.break_(p, b)

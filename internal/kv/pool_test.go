@@ -237,6 +237,56 @@ func TestAdoptedPagesKeepTheirOwner(t *testing.T) {
 }
 
 // What breaks the accounts is a fault of the caller and does not pass.
+// TestEmptied: a table that was given back names no page any more.
+func TestEmptied(t *testing.T) {
+	p := NewPool(8, 1, 0)
+	a, b := table(t, p, "ab"), table(t, p, "cd")
+	p.Release(a)
+	p.Quarantine(b)
+	p.Lift(b)
+	if a.Len() != 0 || b.Len() != 0 {
+		t.Errorf("%d and %d pages", a.Len(), b.Len())
+	}
+}
+
+// TestTwinGoesOn: a table that computed what the index has already goes on
+// below the index's page, and its own pages stay outside.
+func TestTwinGoesOn(t *testing.T) {
+	p := NewPool(8, 2, 0)
+	a := table(t, p, "abcd")
+	var b BlockTable
+	if !p.Extend(&b, 4) {
+		t.Fatal("no pages")
+	}
+	p.Insert(&b, text("abcd"))
+	if !p.Extend(&b, 6) {
+		t.Fatal("no pages")
+	}
+	p.Insert(&b, text("abcdef"))
+	wantCount(t, p, 3, 5, 0, 0)
+	p.Release(&b)
+	wantCount(t, p, 5, 2, 1, 0)
+	if n := p.Match(&b, text("abcdefg")); n != 6 || b.Pages()[0] != a.Pages()[0] {
+		t.Errorf("%d tokens are found", n)
+	}
+}
+
+// TestHashSeesEverything: pages that differ in one token or in what is before
+// them have other hashes, so that a chain in the index is short.
+func TestHashSeesEverything(t *testing.T) {
+	p := NewPool(8, 3, 0)
+	seen := map[uint64]string{}
+	for _, word := range []string{"abc", "xbc", "axc", "abx", "cba"} {
+		for at := none; at < 3; at++ {
+			h := p.hash(at, text(word))
+			if other := seen[h]; other != "" {
+				t.Errorf("%q after page %d has the hash of %s", word, at, other)
+			}
+			seen[h] = word
+		}
+	}
+}
+
 func TestMisusePanics(t *testing.T) {
 	for name, f := range map[string]func(p *Pool, b *BlockTable){
 		"released twice": func(p *Pool, b *BlockTable) {
@@ -252,6 +302,10 @@ func TestMisusePanics(t *testing.T) {
 		"extended in quarantine": func(p *Pool, b *BlockTable) {
 			p.Quarantine(b)
 			p.Extend(b, 4)
+		},
+		"insert in quarantine": func(p *Pool, b *BlockTable) {
+			p.Quarantine(b)
+			p.Insert(b, text("ab"))
 		},
 		"match into pages": func(p *Pool, b *BlockTable) { p.Match(b, text("ab")) },
 		"empty pool":       func(*Pool, *BlockTable) { NewPool(0, 1, 0) },

@@ -168,8 +168,7 @@ func (p *Pool) busy(g Page, d int32) {
 			p.evictable--
 			p.unleaf(g)
 		} else {
-			p.evictable++
-			p.leaf(g)
+			p.evictable++ // and no leaf: it has kids
 		}
 		g = n.parent
 	}

@@ -133,7 +133,7 @@ func tests(ms []*mutants.Mutant) (list []mutants.Test) {
 }
 
 // inFleets is the simulator's look at a mutant.
-var inFleets = mutants.Test{Package: "internal/sim", Run: "TestSeeds", Args: "-seeds=200 -enough=1"}
+var inFleets = mutants.Test{Package: "internal/sim", Run: "TestSeeds", Args: "-seeds=500 -enough=1"}
 
 var broken = regexp.MustCompile(`seed \d+: at \S+ (.*)`)
 
@@ -358,7 +358,7 @@ A mutant is a deliberate breakage of one source file: the mistake that a maintai
 it (` + "`internal/mutants`" + `). None is ever in a product build. This page is written by running them
 (` + "`go test ./internal/mutants -all -rewrite`" + `), and each check must pass on the unbroken code first. CI lays the mutants that make a loop
 wait over one analysis by noblock and runs a third of the others; ` + "`make long`" + ` runs them all, those that wait also alone, and those that the
-simulator sees in its first 200 seeds (` + "`go test ./internal/sim -run TestSeeds -args -seeds=200 -enough=1`" + `). The last column is the first rule that a
+simulator sees in its first 500 seeds (` + "`go test ./internal/sim -run TestSeeds -args -seeds=500 -enough=1`" + `). The last column is the first rule that a
 fleet breaks; where it is empty the simulator sees nothing of the mutant, or was not asked.
 
 | mutant | the mistake | file | killed by | it says | the simulator says |

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 // The error bodies in use in the field, and what is read out of them.
@@ -85,5 +87,27 @@ func TestCopyHeader(t *testing.T) {
 	copyHeader(dst, src)
 	if diff := cmp.Diff(http.Header{"X-Other": {"1", "2"}, "X-Request-Id": {"ours"}}, dst); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestStatusCodes: a worker that has no word of ours is told by its status.
+func TestStatusCodes(t *testing.T) {
+	for status, want := range map[int]api.Code{401: api.Unauthorized, 403: api.Forbidden, 404: api.NotFound, 413: api.BodyTooLarge,
+		429: api.Overloaded, 500: api.Internal, 503: api.NoDecode} {
+		if v := judge(Decode, "w", fault{kind: faultStatus, status: status, text: "m"}); v.err.Code != want || v.err.Status != status {
+			t.Errorf("%d: %s with status %d, want %s", status, v.err.Code, v.err.Status, want)
+		}
+	}
+}
+
+// TestBusyIsNotIll: a worker that has too much to do is passed by and loses no
+// health, whether it says so by our word or by its status alone.
+func TestBusyIsNotIll(t *testing.T) {
+	for _, f := range []fault{
+		{kind: faultStatus, status: 429}, {kind: faultStatus, status: 503, code: api.Overloaded}, {kind: faultStatus, status: 429, code: api.Overloaded},
+	} {
+		if v := judge(Decode, "w", f); !v.blamed || v.blame != Decode || v.health || !v.retry {
+			t.Errorf("%d %s: %+v", f.status, f.code, v)
+		}
 	}
 }

@@ -242,3 +242,18 @@ func TestParseWorker(t *testing.T) {
 		}
 	}
 }
+
+// TestHashedBeyondShare: a request that is larger than anybody's share goes to
+// the one with the least load, wherever that stands.
+func TestHashedBeyondShare(t *testing.T) {
+	for want, pool := range []string{"10 90 90", "90 10 90", "90 90 10"} {
+		c := poolOf(pool)
+		for i := range c {
+			c[i].name, c[i].legs = uint64(i+1), boundLegs
+		}
+		p := newPicker(ConsistentHash, 1)
+		if got := p.pick(c, wish{keyed: true, key: 7, cost: 1 << 20}); got != want {
+			t.Errorf("%s: %d, want %d", pool, got, want)
+		}
+	}
+}

@@ -98,7 +98,7 @@ func busy(t *testing.T) *Prefill {
 	}
 	r := turn(submit(2)...)
 	r = turn(append(submit(1), &BatchDone{Batch: r.Batch.ID, Tokens: []int32{7}})...)
-	if p.Phase(1) != Computing || p.Phase(2) != InFlight || r.Batch == nil {
+	if p.Phase(1) != Computing || p.Phase(2) != InFlight || p.Phase(9) != 0 || r.Batch == nil {
 		t.Fatalf("the core is not as this test needs it:\n%s", p.Describe())
 	}
 	if err := CheckShared(nil, p); err != nil {
@@ -162,4 +162,25 @@ func TestCheckSharedLooksAtBoth(t *testing.T) {
 		}
 	}()
 	mustHold(p.Check())
+}
+
+// TestStaleBatch: the end of a batch that is not the one outstanding changes nothing.
+func TestStaleBatch(t *testing.T) {
+	p := busy(t)
+	now, id := p.Describe(), p.batch.ID
+	for _, ev := range []*BatchDone{{Batch: id + 1, Tokens: []int32{7}}, {Batch: id - 1, Tokens: []int32{7}}} {
+		p.Step(time.Millisecond, ev)
+		p.Ready()
+		if got := p.Describe(); got != now {
+			t.Errorf("batch %d is not outstanding:\n%swas\n%s", ev.Batch, got, now)
+		}
+	}
+	p.Step(time.Millisecond, &BatchDone{Batch: id, Tokens: []int32{7}})
+	p.Ready()
+	now = p.Describe()
+	p.Step(time.Millisecond, &BatchDone{Batch: id, Tokens: []int32{8}})
+	p.Ready()
+	if got := p.Describe(); got != now {
+		t.Errorf("a batch ends twice:\n%swas\n%s", got, now)
+	}
 }

@@ -21,10 +21,6 @@ type PeersStats struct {
 	EvictedHeartbeat, EvictedReplaced, EvictedIdle uint64
 }
 
-// Peers is what the core knows of its prefills, for the metrics and the debug
-// page: to be read by the goroutine that steps the core. It is nil with Serve.
-func (d *Decode) Peers() *Peers { return d.peers }
-
 // Stats is a snapshot for the metrics.
 func (p *Peers) Stats() PeersStats { return p.stats }
 

@@ -377,3 +377,38 @@ func BenchmarkPeersKnown(b *testing.B) {
 		p.Actions()
 	}
 }
+
+// TestDPRank: a request's own rank counts, also 0; then what follows from the topology.
+func TestDPRank(t *testing.T) {
+	for _, c := range []struct {
+		dp     int
+		follow bool
+		want   Want
+		rank   int
+	}{
+		{4, false, Want{DPRank: 0, Room: 7}, 0},
+		{4, true, Want{DPRank: 2, Room: 7}, 2},
+		{4, true, Want{DPRank: -1, Room: 7}, 3},
+		{4, false, Want{DPRank: -1, Room: 7}, -1},
+		{1, false, Want{DPRank: -1, Room: 7}, 0},
+	} {
+		pr := &peer{}
+		pr.facts.DP, pr.facts.FollowRoom = c.dp, c.follow
+		if got := pr.dpRank(&c.want); got != c.rank {
+			t.Errorf("dp %d, follow room %v, %+v: rank %d, want %d", c.dp, c.follow, c.want, got, c.rank)
+		}
+	}
+}
+
+// TestQuiet: a record makes room for another address only when its last fetch
+// is an interval ago, else a new record of the same address would fetch too soon.
+func TestQuiet(t *testing.T) {
+	p := NewPeers(PeersConfig{Interval: time.Second})
+	pr := &peer{}
+	pr.info.begun, pr.info.last = true, 5*time.Second
+	for now, want := range map[time.Duration]bool{5500 * time.Millisecond: false, 6 * time.Second: true} {
+		if p.quiet(now, pr) != want {
+			t.Errorf("%v after a fetch at 5 s: quiet is %v", now, !want)
+		}
+	}
+}

@@ -38,15 +38,40 @@ func (w *worker) late(j *job) {
 	}
 }
 
+// bounds: no wait and no queue is longer than it may be.
 func (d *decode) bounds() {
+	pending := map[string]int{}
 	for _, j := range d.open {
 		d.late(j)
+		d.unresolved(j, pending)
 	}
-	if n := d.core.Len(sched.Pending); n > 4096 {
-		d.broken("bound", "%s: %d requests wait for peers", d.name, n)
+	for g, heard := range d.heard {
+		if silent := d.clock() - heard; silent > d.plan.KVTimeout+overdue && !d.heldUp() {
+			d.broken("silence", "%s: nothing came for grant %d for %v", d.name, g, silent)
+		}
 	}
-	if n := d.core.Len(sched.Running); n > d.plan.MaxRunning {
-		d.broken("bound", "%s: %d requests run", d.name, n)
+	switch {
+	case d.core.Len(sched.Running) > d.plan.MaxRunning:
+		d.broken("bound", "%s: %d requests run", d.name, d.core.Len(sched.Running))
+	case d.end.Grants() > 2*d.plan.MaxRunning:
+		d.broken("bound", "%s: %d grants are open", d.name, d.end.Grants())
+	}
+}
+
+// unresolved judges the wait of a request for its peer (rules 19 and 21).
+func (d *decode) unresolved(j *job, pending map[string]int) {
+	if d.core.Phase(j.id) != sched.Pending {
+		j.pending = d.clock()
+		return
+	}
+	if waited := d.clock() - j.pending; waited > d.plan.ResolveTimeout+overdue && !d.heldUp() {
+		d.broken("rule 21", "%s: request %d has waited %v for its peer", d.name, j.id, waited)
+	}
+	if !j.unresolved {
+		return
+	}
+	if pending[j.leg.addr]++; pending[j.leg.addr] > d.plan.MaxPerAddr {
+		d.broken("rule 19", "%s: %d requests wait for %s", d.name, pending[j.leg.addr], j.leg.addr)
 	}
 }
 
@@ -60,6 +85,9 @@ func (p *prefill) check() {
 	}
 	for _, j := range p.open {
 		p.late(j)
+	}
+	if rooms, _ := p.end.Rooms(); rooms > maxRooms+len(p.open) {
+		p.broken("bound", "%s: %d rooms are kept", p.name, rooms)
 	}
 }
 
@@ -96,8 +124,30 @@ type peerRules struct {
 	addrs map[string]*addrRules
 }
 
+// info is what fetches have brought of one generation.
+type info uint8
+
+const (
+	unknown info = iota
+	maybe        // the answer of an instance that was replaced: it may be believed again (decision 006)
+	known
+	next // it opened another generation: the eviction and its refetch in one
+)
+
 // addrRules is what is known of one address.
 type addrRules struct {
+	gen       uint64          // the newest that a try named
+	infos     map[uint64]info // what has come of a generation
+	opens     info            // what the last answer brought for the next generation: it may be eviction and refetch in one
+	instance  string          // who was met last
+	replaced  map[string]bool // instances that another one has followed
+	evicted   uint64          // the newest generation whose heartbeats failed twice in a row
+	failures  int             // of heartbeats in a row
+	beaten    uint64          // the generation that they are of
+	landed    bool            // the last fetch brought good info
+	used      bool            // ... and something was asked since
+	mismatch  bool            // somebody of another model or layout has answered under this address
+	gaveUp    int             // the event in which requests gave it up
 	fetching  bool
 	lastFetch time.Duration  // start, by the worker's clock
 	fetched   bool           // there was one
@@ -112,18 +162,40 @@ func newPeerRules(d *decode) peerRules {
 func (r *peerRules) at(addr string) *addrRules {
 	a := r.addrs[addr]
 	if a == nil {
-		a = &addrRules{keys: map[string]int{}}
+		a = &addrRules{keys: map[string]int{}, infos: map[uint64]info{}, replaced: map[string]bool{}}
 		r.addrs[addr] = a
 	}
 	return a
 }
 
+// resolved says that an address was known at its last try.
+func (r *peerRules) resolved(addr string) bool {
+	at := r.at(addr)
+	return at.infos[at.gen] != unknown && at.evicted != at.gen
+}
+
 // action judges one thing that the core wants.
 func (r *peerRules) action(a *sched.PeerAction) {
 	d, at := r.d, r.at(a.Addr)
-	switch a.Kind {
-	case sched.CancelTry, sched.CloseLink:
+	if a.Kind == sched.CancelTry || a.Kind == sched.CloseLink {
 		return
+	}
+	if a.Gen > at.gen && at.opens != unknown {
+		at.infos[a.Gen] = at.opens
+	}
+	at.opens = unknown
+	switch {
+	case a.Gen < at.gen:
+		d.broken("rule 11", "%s: a try at %s for generation %d after one for %d", d.name, a.Addr, a.Gen, at.gen)
+	case a.Gen <= at.evicted:
+		d.broken("rule 10", "%s: a try at %s for generation %d, whose heartbeats failed", d.name, a.Addr, a.Gen)
+	case a.Kind == sched.FetchInfo && at.infos[a.Gen] == known:
+		d.broken("rule 1", "%s: %s is fetched again, and is known", d.name, a.Addr)
+	case a.Kind != sched.FetchInfo && at.infos[a.Gen] == unknown:
+		d.broken("rule 8", "%s: a try at %s for generation %d, of which no info has come", d.name, a.Addr, a.Gen)
+	}
+	at.gen, at.used = a.Gen, true
+	switch a.Kind {
 	case sched.FetchInfo:
 		r.fetch(a, at)
 	default:
@@ -152,7 +224,10 @@ func (r *peerRules) fetch(a *sched.PeerAction, at *addrRules) {
 	if a.Attempt-at.void > d.plan.Attempts && !d.heldUp() {
 		d.broken("rule 5", "%s: attempt %d for %s, the budget is %d", d.name, a.Attempt, a.Addr, d.plan.Attempts)
 	}
-	at.fetching, at.fetched, at.lastFetch = true, true, d.clock()
+	if at.gaveUp == d.events && a.Attempt > 1 {
+		d.broken("rule 7", "%s: %s is given up in the turn that starts attempt %d", d.name, a.Addr, a.Attempt)
+	}
+	at.fetching, at.fetched, at.lastFetch, at.landed = true, true, d.clock(), false
 }
 
 // event notes what the core is told.
@@ -168,27 +243,105 @@ func (r *peerRules) event(ev sched.Event) {
 	}
 	delete(r.tries, done.ID)
 	at := r.at(a.Addr)
-	if a.Kind == sched.FetchInfo {
+	switch a.Kind {
+	case sched.FetchInfo:
 		at.fetching = false
-		if done.Fault == sched.LocalFault {
-			at.void++
-		}
+		r.fetched(&a, done, at)
 		return
+	case sched.ProbeHealth:
+		r.beat(&a, done, at)
+	case sched.DialLink:
+		at.mismatch = at.mismatch || done.Fault == sched.MismatchFault
+		at.meet(done.Welcome.Instance)
 	}
 	at.keys[fmt.Sprint(a.Kind, a.Rank, a.LocalTP)]--
 }
 
-// finish judges the end of a request that gave its peer up.
+// fetched notes what a fetch has brought.
+func (r *peerRules) fetched(a *sched.PeerAction, done *sched.PeerDone, at *addrRules) {
+	if done.Fault == sched.LocalFault {
+		at.void++
+	}
+	if done.Fault != sched.OK || done.Info.TP < 1 {
+		return
+	}
+	brings, other := known, at.meet(done.Info.Instance)
+	if at.replaced[done.Info.Instance] {
+		brings, other = maybe, true
+	} else {
+		at.landed, at.used = a.Gen == at.gen, false
+	}
+	at.infos[a.Gen] = max(at.infos[a.Gen], brings)
+	if other || done.Info.Fingerprint != "same" { // what is known bad has a generation of its own, too
+		at.opens = brings
+	}
+	at.mismatch = at.mismatch || done.Info.Fingerprint != "same"
+}
+
+// meet notes who has answered, and says that it is another one than before.
+func (at *addrRules) meet(instance string) bool {
+	if instance == "" || instance == at.instance || at.replaced[instance] {
+		return false
+	}
+	other := at.instance != ""
+	at.replaced[at.instance] = other
+	at.instance = instance
+	return other
+}
+
+// beat counts failed heartbeats. What this process itself has cut does not count.
+func (r *peerRules) beat(a *sched.PeerAction, done *sched.PeerDone, at *addrRules) {
+	at.meet(done.Instance)
+	switch {
+	case r.d.heldUp() || done.Fault == sched.LocalFault:
+		return
+	case done.Fault == sched.OK:
+		at.failures = 0
+		return
+	case at.beaten != a.Gen:
+		at.beaten, at.failures = a.Gen, 0
+	}
+	if at.failures++; at.failures == 2 && a.Gen == at.gen {
+		at.evicted = a.Gen
+	}
+}
+
+// finish judges the end of a request that its peer, or its time, is blamed for.
 func (r *peerRules) finish(j *job, f sched.Finish) {
 	d := r.d
-	if f.Err == nil || !strings.HasPrefix(f.Err.Message, "Could not fetch prefill parallel info") {
+	if f.Err == nil {
 		return
 	}
 	at := r.at(j.leg.addr)
-	if at.fetching {
-		d.broken("rule 7", "%s: request %d gives %s up while an attempt is under way", d.name, j.id, j.leg.addr)
+	late := d.clock() - j.deadline
+	gaveUp := strings.HasPrefix(f.Err.Message, "Could not fetch prefill parallel info")
+	if gaveUp {
+		at.gaveUp = d.events
 	}
-	if want := fmt.Sprintf("after %d attempts", d.plan.Attempts); !strings.Contains(f.Err.Message, want) {
+	switch {
+	case f.Err.Code == sched.PeerMismatch && !at.mismatch:
+		d.broken("rule 16", "%s: request %d ends with %q, and nobody of another kind has answered", d.name, j.id, f.Err.Message)
+	case f.Err.Code == sched.DeadlineExceeded && late > sched.LateTurn && d.before < j.deadline && !d.plan.Blocking:
+		d.broken("rule 20", "%s: request %d ends by a deadline that passed %v ago, while the process was held up", d.name, j.id, late)
+	case gaveUp && at.fetching:
+		d.broken("rule 7", "%s: request %d gives %s up while an attempt is under way", d.name, j.id, j.leg.addr)
+	case gaveUp && at.landed:
+		d.broken("rule 6", "%s: request %d gives %s up after a fetch that succeeded", d.name, j.id, j.leg.addr)
+	case gaveUp && !strings.Contains(f.Err.Message, fmt.Sprintf("after %d attempts", d.plan.Attempts)):
 		d.broken("rule 7", "%s: request %d ends with %q", d.name, j.id, f.Err.Message)
+	}
+}
+
+// turned judges a whole turn: good info that came in it was used in it by
+// those who wait for it.
+func (r *peerRules) turned() {
+	for _, j := range r.d.open {
+		at := r.at(j.leg.addr)
+		if at.landed && !at.used && r.d.core.Phase(j.id) == sched.Pending {
+			r.d.broken("rule 4", "%s: request %d waits, though what is to be known of %s has come", r.d.name, j.id, j.leg.addr)
+		}
+	}
+	for _, at := range r.addrs {
+		at.used = at.used || at.landed
 	}
 }

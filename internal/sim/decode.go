@@ -37,13 +37,15 @@ type worker struct {
 
 // job is one leg of a request inside a worker.
 type job struct {
-	id       sched.ReqID
-	leg      *legEnd // nil: a prefill for RECOMPUTE
-	prompt   []int32
-	sampling engine.Sampling
-	seeded   bool
-	cached   int
-	deadline time.Duration
+	id         sched.ReqID
+	leg        *legEnd // nil: a prefill for RECOMPUTE
+	prompt     []int32
+	sampling   engine.Sampling
+	seeded     bool
+	cached     int
+	deadline   time.Duration
+	pending    time.Duration // D: when it was last seen to wait for no peer
+	unresolved bool          // D: nothing was known of its peer when it came
 }
 
 // link is one KV connection, as one of its ends keeps it.
@@ -270,11 +272,13 @@ type decode struct {
 	grants  map[sched.GrantID]*job
 	tries   map[uint64]*try
 	rules   peerRules
-	frozen  bool          // Blocking: the loop waits
-	waiting []*try        // for these, one after the other
-	beat    time.Duration // start of the last batch, 0: none runs
-	took    time.Duration // how long it should take
-	slept   time.Duration // idle at that time
+	heard   map[sched.GrantID]time.Duration // open grants that have not landed: when something came last
+	before  time.Duration                   // when the last turn was
+	frozen  bool                            // Blocking: the loop waits
+	waiting []*try                          // for these, one after the other
+	beat    time.Duration                   // start of the last batch, 0: none runs
+	took    time.Duration                   // how long it should take
+	slept   time.Duration                   // idle at that time
 }
 
 // try is one piece of peer work on its way.
@@ -296,6 +300,7 @@ func newDecode(n *network, plan *Plan, i int) *decode {
 func (d *decode) boot() {
 	d.life0(d.rng.Uint64())
 	d.grants, d.tries, d.beat = map[sched.GrantID]*job{}, map[uint64]*try{}, 0
+	d.heard, d.before = map[sched.GrantID]time.Duration{}, 0
 	d.frozen, d.waiting = false, nil
 	p := d.plan
 	late := sched.LateTurn
@@ -332,8 +337,10 @@ func (d *decode) turn() {
 	}
 	d.step(&sched.Tick{})
 	d.handOut()
+	d.rules.turned()
 	d.settle()
 	d.check()
+	d.before = d.clock()
 }
 
 func (d *decode) step(ev sched.Event) {
@@ -358,6 +365,7 @@ func (d *decode) take(m any) {
 
 func (d *decode) submit(j *job) {
 	d.open[j.id] = j
+	j.pending, j.unresolved = d.clock(), !d.rules.resolved(j.leg.addr)
 	d.judge.Submitted(j.id)
 	a := j.leg.ask
 	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, Digest: sched.Digest(j.prompt), DPRank: -1,
@@ -365,6 +373,7 @@ func (d *decode) submit(j *job) {
 }
 
 func (d *decode) landed(ev *transfer.Landed) {
+	delete(d.heard, sched.GrantID(ev.Grant))
 	if j := d.grants[sched.GrantID(ev.Grant)]; j != nil {
 		delete(d.grants, sched.GrantID(ev.Grant))
 		if !j.seeded {
@@ -389,6 +398,7 @@ func (d *decode) handOut() {
 	for _, g := range r.Revokes {
 		d.say("%s revokes grant %d", d.name, g)
 		delete(d.grants, g)
+		delete(d.heard, g)
 		d.end.Revoke(uint64(g))
 	}
 	for _, n := range r.Notices {
@@ -436,6 +446,7 @@ func (d *decode) grant(g *sched.Grant) {
 		spec.Recompute, spec.Index, spec.Sampling = slices.Clone(g.Recompute), g.Index, encodeSampling(&j.sampling)
 	}
 	d.say("%s grants %d: request %d room %d, tokens %d to %d, recompute %v", d.name, g.Grant, g.Req, g.Room, g.Prefix, g.Tokens, g.Recompute != nil)
+	d.heard[g.Grant] = d.clock()
 	d.end.Open(d.clock(), spec)
 }
 
@@ -445,13 +456,20 @@ func (d *decode) settle() {
 		switch ev := ev.(type) {
 		case *transfer.Landed:
 			d.say("%s landed grant %d", d.name, ev.Grant)
+			if j := d.grants[sched.GrantID(ev.Grant)]; j != nil {
+				d.net.delivered[j.leg.room] = true
+			}
 			d.push(landing{ev})
 		case *transfer.Failed:
 			d.say("%s failed grant %d: %s", d.name, ev.Grant, ev.Cause.Message)
+			delete(d.heard, sched.GrantID(ev.Grant))
 			d.push(&sched.TransferFailed{Grant: sched.GrantID(ev.Grant), Cause: fromCause(&ev.Cause)})
 		case *transfer.Quiesced:
 			d.push(&sched.TransferQuiesced{Grant: sched.GrantID(ev.Grant)})
 		case *transfer.GrantHeard:
+			if _, open := d.heard[sched.GrantID(ev.Grant)]; open {
+				d.heard[sched.GrantID(ev.Grant)] = d.clock()
+			}
 			d.push(&sched.GrantHeard{Grant: sched.GrantID(ev.Grant)})
 		case *transfer.LinkHeard:
 			d.push(&sched.LinkHeard{Link: sched.LinkID(ev.Link)})

@@ -16,7 +16,17 @@ type network struct {
 	workers map[*process]any    // *prefill or *decode
 	blocked map[path]int        // faults that block a direction
 	slow    map[path]time.Duration
-	tamper  func(from, to *process, frame []byte) [][]byte // lies on KV links, or nil
+	trickle map[path]trickle
+	// delivered are the rooms whose pages, first token and ends a decode worker
+	// has had in full.
+	delivered map[int64]bool
+	tamper    func(from, to *process, frame []byte) [][]byte // lies on KV links, or nil
+}
+
+// trickle is a path that lets few bytes through, for a while.
+type trickle struct {
+	rate  int64 // bytes/s of each connection
+	until time.Duration
 }
 
 // path is a direction between two hosts.
@@ -107,7 +117,11 @@ func (s *socket) send(m any, size int) (full bool) {
 func (s *socket) carry(c parcel) {
 	n := s.net
 	at := max(s.last, n.now+n.delay(s.owner, s.peer.owner))
-	at += time.Duration(int64(c.size) * int64(time.Second) / n.cfg.Bandwidth)
+	took := func(rate int64) time.Duration { return time.Duration(int64(c.size) * int64(time.Second) / rate) }
+	at += took(n.cfg.Bandwidth)
+	if t := n.trickle[path{s.owner.name, s.peer.owner.name}]; at < t.until {
+		at = min(at+took(t.rate), t.until)
+	}
 	s.last = at
 	n.after(at-n.now, func() {
 		if n.blocked[path{s.owner.name, s.peer.owner.name}] > 0 {

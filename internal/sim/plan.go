@@ -29,6 +29,7 @@ type Plan struct {
 	Timeout          time.Duration // of an attempt
 	Heartbeat        time.Duration // interval
 	ResolveTimeout   time.Duration
+	MaxPerAddr       int // requests that wait for one unresolved address
 	KVTimeout        time.Duration
 	BootstrapTimeout time.Duration
 	Retries          int  // further pairs before the first byte
@@ -97,6 +98,7 @@ const (
 	Cut       FaultKind = "cut"       // every connection between On and To is reset
 	Block     FaultKind = "block"     // nothing arrives from On at To
 	Slow      FaultKind = "slow"      // messages from On to To take N ms longer
+	Trickle   FaultKind = "trickle"   // N bytes/s pass from On to To on each connection
 	Registry  FaultKind = "registry"  // the registry of On has mood N
 	Rename    FaultKind = "rename"    // the name On leads to To
 	Corrupt   FaultKind = "corrupt"   // one byte of every Nth long frame from On changes
@@ -105,7 +107,7 @@ const (
 	Storm     FaultKind = "storm"     // the clients of all open requests go away
 )
 
-var faultKinds = []FaultKind{Stop, Starve, Leap, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
+var faultKinds = []FaultKind{Stop, Starve, Leap, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Trickle, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
 
 // Shape is what a drawn plan looks like from outside.
 type Shape struct {
@@ -124,7 +126,7 @@ func Draw(seed uint64, s Shape) *Plan {
 		Attempts: pick(2, 4, 15), Interval: time.Duration(pick(300, 1000)) * time.Millisecond, Timeout: time.Duration(pick(300, 1000, 5000)) * time.Millisecond,
 		Heartbeat: time.Duration(pick(1, 5)) * time.Second, ResolveTimeout: time.Duration(pick(10, 120)) * time.Second,
 		KVTimeout: time.Duration(pick(3, 30)) * time.Second, BootstrapTimeout: time.Duration(pick(5, 60)) * time.Second,
-		Retries: r.IntN(3), Migrations: r.IntN(3),
+		Retries: r.IntN(3), Migrations: r.IntN(3), MaxPerAddr: pick(4, 64),
 		Net: NetPlan{Delay: span(20*time.Microsecond, 2*time.Millisecond), Jitter: span(0, 5*time.Millisecond),
 			Bandwidth: int64(pick(1, 10, 1000)) * 1_000_000},
 		Calm: span(5*time.Second, 30*time.Second),
@@ -218,13 +220,16 @@ func (p *Plan) drawFault(r *rand.Rand, f *Fault, names []string) int {
 	prefill := func() string { return names[r.IntN(len(p.Prefills))] }
 	decode := func() string { return names[len(p.Prefills)+r.IntN(len(p.Decodes))] }
 	switch f.Kind {
-	case Cut, Block, Slow:
+	case Cut, Block, Slow, Trickle:
 		f.On, f.To = prefill(), decode()
 		if r.IntN(4) == 0 {
 			f.On = "router"
 		}
 		if r.IntN(2) == 0 {
 			f.On, f.To = f.To, f.On
+		}
+		if f.Kind == Trickle {
+			return 50 + r.IntN(20000)
 		}
 		return 1 + r.IntN(1500)
 	case Starve:
@@ -249,7 +254,7 @@ func (p *Plan) drawFault(r *rand.Rand, f *Fault, names []string) int {
 // peers is what a decode core is told of its peers.
 func (p *Plan) peers(local sched.ParallelInfo, seed uint64) sched.PeersConfig {
 	return sched.PeersConfig{Timeout: p.Timeout, Attempts: p.Attempts, Interval: p.Interval, HeartbeatInterval: p.Heartbeat,
-		ResolveTimeout: p.ResolveTimeout, Reject: true, Local: local, Seed: seed}
+		ResolveTimeout: p.ResolveTimeout, MaxPerAddr: p.MaxPerAddr, Reject: true, Local: local, Seed: seed}
 }
 
 // Encode writes a plan for people and for Decode.

@@ -55,12 +55,15 @@ func (p *prefill) boot() {
 	for r := range p.tp {
 		memory = append(memory, p.engine.Memory(r))
 	}
-	p.end = transfer.NewPrefillEnd(p.engine.Geometry(), memory, 4096)
+	p.end = transfer.NewPrefillEnd(p.engine.Geometry(), memory, maxRooms)
 	p.table = bootstrap.NewTable(bootstrap.TableConfig{})
 	for r := range p.tp {
 		p.in(time.Duration(r+1)*p.boots/time.Duration(p.tp), func() { p.register(r) })
 	}
 }
+
+// maxRooms is how many unknown rooms a prefill parks for each link.
+const maxRooms = 4096
 
 func (p *prefill) fingerprint() string {
 	if p.other {
@@ -220,6 +223,9 @@ func (p *prefill) handOut() {
 		j := p.open[f.Req]
 		delete(p.open, f.Req)
 		if j.leg != nil {
+			if f.Err == nil && !p.net.delivered[j.leg.room] {
+				p.broken("received", "%s: the leg of room %d ends well, and no decode worker has all of it", p.name, j.leg.room)
+			}
 			j.leg.finish(f)
 		}
 	}
@@ -297,7 +303,9 @@ func (p *prefill) join(s *socket, h *helloMsg, rank int) {
 		return
 	}
 	l := &link{id: id, s: s, w: &p.worker, next: func() []byte { return p.end.Next(id) }, done: func() {
-		p.end.Done(id)
+		if !p.end.Done(id) {
+			p.broken("pinned", "%s: pages changed while link %d wrote them", p.name, id)
+		}
 		p.settle()
 	}}
 	l.lost = func(cause string) {

@@ -15,6 +15,9 @@
 //	page       nothing writes pages but an open grant of theirs
 //	beat       a decode batch follows the one before it, whatever peers do
 //	bound      every request ends in its time, every queue stays in its bound
+//	silence    a grant about which nothing comes ends within --kv-timeout
+//	received   a prefill's leg ends well only when decode has all of it
+//	pinned     what is being sent does not change meanwhile
 //	rule N     the rules of docs/peers.md that an observer can judge
 //	rest       at the end nothing is left: no request, grant, room, page
 //	heal       what is asked when all is well is served
@@ -94,7 +97,7 @@ func (f *fleet) schedule() {
 func newFleet(p *Plan, log io.Writer) *fleet {
 	w := &world{rng: rand.New(rand.NewPCG(p.Seed, 1)), log: log}
 	n := &network{world: w, cfg: p.Net, names: map[string]*process{}, workers: map[*process]any{},
-		blocked: map[path]int{}, slow: map[path]time.Duration{}}
+		blocked: map[path]int{}, slow: map[path]time.Duration{}, trickle: map[path]trickle{}, delivered: map[int64]bool{}}
 	f := &fleet{world: w, plan: p, net: n, front: &front{process: newProcess(w, "router"), net: n, plan: p}}
 	for i := range p.Prefills {
 		w := newPrefill(n, p, i)
@@ -125,6 +128,8 @@ func (f *fleet) rest() {
 		switch {
 		case !c.over:
 			f.broken("rest", "request %d never ended", c.q.ID)
+		case c.ended-c.began > c.q.Timeout:
+			f.broken("bound", "request %d ended after %v, it had %v", c.q.ID, c.ended-c.began, c.q.Timeout)
 		case c.q.Must && c.code != "":
 			f.broken("heal", "request %d came %v after the last fault and ended with %s: %s", c.q.ID, healing, c.code, c.text)
 		}
@@ -179,6 +184,8 @@ func (f *fleet) strike(x *Fault) {
 		more := time.Duration(x.N) * time.Millisecond
 		f.net.slow[way] += more
 		undo(func() { f.net.slow[way] -= more })
+	case Trickle:
+		f.net.trickle[path{x.On, x.To}] = trickle{int64(x.N), f.now + x.For}
 	case Registry:
 		p := f.net.workers[on].(*prefill)
 		p.mood = mood(x.N)

@@ -211,9 +211,6 @@ func Frames(b []byte) (frames [][]byte) {
 	return frames
 }
 
-// FrameName names a frame in a transcript.
-func FrameName(frame []byte) string { return kind(frame[3]).String() }
-
 // PrefillEnd is a Sender without goroutines, sockets and clock, see DecodeEnd.
 //
 //	Join, Leave                                        a link is up; it has gone
@@ -235,6 +232,9 @@ type prefillLink struct {
 	name peerName
 	pong bool
 	rank int
+
+	sending []kv.Page // of the DATA frame that is being written
+	sent    head
 }
 
 type peerName struct {
@@ -327,20 +327,34 @@ func (e *PrefillEnd) Next(link uint64) []byte {
 		return buf
 	}
 	at := len(buf) - headSize
-	first := int(f.head.head) - l.share.head + l.share.pHead
-	for _, page := range f.pages {
-		buf = append(buf, e.memory[l.rank].Extent(int(f.head.layer), page, first, int(f.head.heads))...)
-	}
+	l.sending, l.sent = append(l.sending[:0], f.pages...), f.head
+	buf = e.payload(buf, l)
 	f.head.sum = crc32.Checksum(buf[at+headSize:], castagnoli)
+	l.sent.sum = f.head.sum
 	f.head.put((*[headSize]byte)(buf[at:]))
 	return buf
 }
 
-// Done: what Next gave has been written.
-func (e *PrefillEnd) Done(link uint64) {
-	if l := e.links[link]; l != nil {
-		e.rooms.done(&l.outlet)
+// payload appends the pages of the link's DATA frame as they are now.
+func (e *PrefillEnd) payload(buf []byte, l *prefillLink) []byte {
+	first := int(l.sent.head) - l.share.head + l.share.pHead
+	for _, page := range l.sending {
+		buf = append(buf, e.memory[l.rank].Extent(int(l.sent.layer), page, first, int(l.sent.heads))...)
 	}
+	return buf
+}
+
+// Done: what Next gave has been written. It is intact when nobody has written
+// the pages meanwhile: they are pinned.
+func (e *PrefillEnd) Done(link uint64) (intact bool) {
+	l := e.links[link]
+	if l == nil {
+		return true
+	}
+	intact = len(l.sending) == 0 || crc32.Checksum(e.payload(nil, l), castagnoli) == l.sent.sum
+	l.sending = l.sending[:0]
+	e.rooms.done(&l.outlet)
+	return intact
 }
 
 // Busy is what the link's writer writes each second.
