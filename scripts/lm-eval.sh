@@ -3,7 +3,7 @@
 #   lm-eval.sh [MODEL]      default: tiny
 # The task is of our own making (internal/chaos/testdata/lm_eval); nothing is asked of a hub. Tokens come from the
 # server (lm-eval's "remote" tokenizer), prompts are scored with echo and logprobs. lm-eval and what it needs take about
-# 760 MB; they go into .cache/lm-eval.
+# 760 MB; they go into .cache/lm-eval. Notes the outcome in docs/runs.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:-tiny}
@@ -29,8 +29,12 @@ bin/metronome up "$model" --port 0 --json >"$work/up" 2>"$work/up.log" & pids+=(
 evaluate() { # NAME URL
   HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" OPENAI_API_KEY=none "$venv/bin/lm_eval" run --model local-completions \
     --model_args "model=$model,base_url=$2/v1/completions,tokenizer_backend=remote,num_concurrent=4,max_length=512,tokenized_requests=True" \
-    --include_path "$work/tasks" --tasks own_choice,own_words --log_samples --output_path "$work/out-$1" >"$work/$1.out" 2>&1 || { cat "$work/$1.out"; exit 1; }
+    --include_path "$work/tasks" --tasks own_choice,own_words --log_samples --output_path "$work/out-$1" >"$work/$1.out" 2>&1 || { cat "$work/$1.out"; return 1; }
 }
-evaluate serve "$(ready "$work/serve" http)"
-evaluate up "$(ready "$work/up" router)"
-"$venv/bin/python" internal/chaos/testdata/lm_eval/compare.py "$work/out-serve" "$work/out-up"
+verdict=ok
+{
+  evaluate serve "$(ready "$work/serve" http)" && evaluate up "$(ready "$work/up" router)" &&
+    "$venv/bin/python" internal/chaos/testdata/lm_eval/compare.py "$work/out-serve" "$work/out-up"
+} 2>&1 | tee "$work/said" || verdict=FAILED
+scripts/record.sh "lm-eval $model" $verdict "$work/said" '(own_[a-z]+ |serve and up agree).+'
+[ $verdict = ok ]

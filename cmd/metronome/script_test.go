@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,6 +43,10 @@ func TestScripts(t *testing.T) {
 	if dir, err := known.Dir(); err == nil && known.Models[0].Here(dir) {
 		smol = known.Models[0].Path(dir)
 	}
+	repo, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(e *testscript.Env) error {
@@ -52,6 +57,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("ROUTER", router)
 			e.Setenv("SMOLLM2", smol)
 			e.Setenv("SHA", known.Models[0].SHA256)
+			e.Setenv("REPO", repo)
 			return nil
 		},
 		Condition: func(name string) (bool, error) {
@@ -60,7 +66,7 @@ func TestScripts(t *testing.T) {
 			}
 			return false, fmt.Errorf("there is no condition %s", name)
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "shown": shown},
 	})
 }
 
@@ -83,6 +89,24 @@ func stubRouter(t *testing.T) string {
 	}))
 	t.Cleanup(s.Close)
 	return s.URL
+}
+
+// shown wants all of a file (stdout: of the last command) to stand in a page: shown FILE PAGE
+func shown(ts *testscript.TestScript, _ bool, args []string) {
+	if text, page := ts.ReadFile(args[0]), ts.ReadFile(args[1]); text == "" || !strings.Contains(page, text) {
+		ts.Fatalf("%s does not show what is printed:\n%s", args[1], text)
+	}
+}
+
+// README names the commands that are not built yet, and no others.
+func TestNotBuilt(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "Not built yet: `" + strings.Join(notBuilt, "`, `") + "`;"; !strings.Contains(string(text), want) {
+		t.Errorf("README does not say %q", want)
+	}
 }
 
 // exits runs metronome and wants an exit status: exits STATUS ARGS…

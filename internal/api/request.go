@@ -167,7 +167,7 @@ func eachField(obj []byte, what string, f func(key string, val []byte) *Error) *
 		}
 		key := t.(string)
 		if seen[key] {
-			return &Error{Code: InvalidRequest, Param: key, Message: "the key " + strconv.Quote(key) + " appears twice"}
+			return twice(key)
 		}
 		seen[key] = true
 		var val json.RawMessage
@@ -557,7 +557,7 @@ func content(field string, val []byte, out *string) *Error {
 			return e
 		}
 		if kind != "text" {
-			return &Error{Code: Unsupported, Param: field, Message: "`" + field + "` has a part of type " + strconv.Quote(kind) + "; only \"text\" is supported"}
+			return &Error{Code: Unsupported, Param: field, Message: "`" + field + "` has a part that is not of type \"text\", the only one that is supported"}
 		}
 		b.WriteString(text)
 	}

