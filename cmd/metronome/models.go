@@ -62,10 +62,16 @@ func knownNames() (names []string) {
 }
 
 // modelPath is the file that a MODEL argument means: a name known to pull is
-// taken from where pull puts it; everything else stands for itself.
+// taken from where pull puts it; every other one is a file, or tiny.
 func modelPath(name, engine string) (string, error) {
+	if engine == "sim" || name == "tiny" {
+		return name, nil
+	}
 	m, ok := known.Find(name)
-	if !ok || engine == "sim" {
+	if !ok {
+		if info, err := os.Stat(name); err != nil || info.IsDir() {
+			return "", usagef("%q is no file; a GGUF file, tiny or a name that pull knows (%s) would be right", name, strings.Join(knownNames(), ", "))
+		}
 		return name, nil
 	}
 	dir, err := known.Dir()

@@ -93,6 +93,21 @@ func TestTimelineEndToEnd(t *testing.T) {
 	}
 }
 
+// The log of a child of up says whose it is, and JSON stays JSON.
+func TestChildLog(t *testing.T) {
+	var out strings.Builder
+	log := &childLog{to: &out, name: "prefill 1"}
+	for _, part := range []string{`{"msg":"a`, `"}` + "\nplain", " words\n{\n", `{"x":{}}` + "\n"} {
+		if n, err := log.Write([]byte(part)); n != len(part) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	want := `{"process":"prefill 1","msg":"a"}` + "\nprefill 1: plain words\nprefill 1: {\n" + `{"process":"prefill 1","x":{}}` + "\n"
+	if out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 type accessLog struct {
 	Path, Code       string
 	Status, Attempts int

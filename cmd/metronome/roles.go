@@ -55,6 +55,26 @@ func (c *commonFlags) lifetime(ctx context.Context) context.Context {
 	return ctx
 }
 
+// process is what every role has beside its own work.
+type process struct {
+	*auth
+	log *slog.Logger
+	end func()
+}
+
+// begin starts a role's log and follows its tokens. The context ends with ctx,
+// with the process's end, or, for a child of up, when stdin closes.
+func (c *commonFlags) begin(ctx context.Context) (context.Context, *process, error) {
+	a, err := c.auth()
+	if err != nil {
+		return ctx, nil, err
+	}
+	log, flush := c.logger()
+	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	a.follow(ctx, log)
+	return ctx, &process{a, log, func() { cancel(); flush() }}, nil
+}
+
 // announce prints the ready line.
 func (c *commonFlags) announce(r readyLine) {
 	if c.JSON {
@@ -89,22 +109,18 @@ func (f *engineFlags) check(s *settings) error {
 }
 
 // workerConfig is the part of a worker's settings that all roles share.
-func workerConfig(ctx context.Context, role worker.Role, model, listen string, c *commonFlags, f *engineFlags, log *slog.Logger) (worker.Config, error) {
-	a, err := c.auth()
+func workerConfig(p *process, role worker.Role, model, listen string, c *commonFlags, f *engineFlags) (worker.Config, error) {
+	model, err := modelPath(model, f.Engine)
 	if err != nil {
 		return worker.Config{}, err
 	}
-	a.follow(ctx, log)
-	if model, err = modelPath(model, f.Engine); err != nil {
-		return worker.Config{}, err
-	}
 	return worker.Config{
-		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: a.accept, PeerToken: a.peer, Insecure: c.Insecure, Drain: c.Drain,
+		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: p.accept, PeerToken: p.peer, Insecure: c.Insecure, Drain: c.Drain,
 		Engine: f.Engine, Threads: f.Threads, Kernels: f.Kernels, Precision: f.Precision, TP: f.TP, DP: f.DP, PageSize: f.PageSize,
 		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued, ReservedTokens: f.ReservedTokens,
 		Chunk: f.Chunk, PrefixCache: f.PrefixCache, ServedName: f.ServedName, RequestTimeout: f.RequestTimeout, HealthWindow: f.HealthWindow,
 		SimPrefillRate: f.SimPrefillRate, SimDecodeBase: f.SimDecodeBase, SimDecodePerSeq: f.SimDecodePerSeq, SimKVBytes: f.SimKVBytes,
-		StreamOutput: f.StreamOutput, Log: log,
+		StreamOutput: f.StreamOutput, Log: p.log,
 	}, nil
 }
 
@@ -147,7 +163,7 @@ func runWorker(ctx context.Context, c *commonFlags, join *joinFlags, cfg worker.
 	// Go has no priorities: beside the engine's threads there must always be
 	// room for the loop and for the network.
 	runtime.GOMAXPROCS(w.Config().Threads + 2)
-	ctx, cancel := context.WithCancel(c.lifetime(ctx))
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }() // ends when ctx does; waited for below
@@ -173,9 +189,12 @@ func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
 	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen), c.joinFlags.check(c.Registry)); err != nil {
 		return err
 	}
-	log, flush := c.logger()
-	defer flush()
-	cfg, err := workerConfig(ctx, worker.Prefill, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	ctx, p, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.end()
+	cfg, err := workerConfig(p, worker.Prefill, c.Model, c.Listen, &c.commonFlags, &c.engineFlags)
 	if err != nil {
 		return err
 	}
@@ -194,9 +213,12 @@ func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
 	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.joinFlags.check(""), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
-	log, flush := c.logger()
-	defer flush()
-	cfg, err := workerConfig(ctx, worker.Decode, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	ctx, p, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.end()
+	cfg, err := workerConfig(p, worker.Decode, c.Model, c.Listen, &c.commonFlags, &c.engineFlags)
 	if err != nil {
 		return err
 	}
@@ -219,9 +241,12 @@ func (c *serveCmd) Run(ctx context.Context, s *settings) error {
 	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
-	log, flush := c.logger()
-	defer flush()
-	cfg, err := workerConfig(ctx, worker.Serve, c.Model, c.Listen, &c.commonFlags, &c.engineFlags, log)
+	ctx, p, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.end()
+	cfg, err := workerConfig(p, worker.Serve, c.Model, c.Listen, &c.commonFlags, &c.engineFlags)
 	if err != nil {
 		return err
 	}
@@ -233,22 +258,18 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	if err := errors.Join(s.unknown(), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
-	a, err := c.auth()
+	ctx, p, err := c.begin(ctx)
 	if err != nil {
 		return err
 	}
-	log, flush := c.logger()
-	defer flush()
+	defer p.end()
 	cfg := router.Default()
 	cfg.Prefill, cfg.Decode, cfg.Policy, cfg.PrefillPolicy, cfg.DecodePolicy = c.Prefill, c.Decode, c.Policy, c.PrefillPolicy, c.DecodePolicy
 	cfg.HealthEvery, cfg.HealthTimeout, cfg.HealthFails = c.HealthInterval, c.HealthTimeout, c.HealthFailures
 	cfg.Retries, cfg.MaxBody, cfg.MaxEjected, cfg.RequestTimeout, cfg.Drain = c.Retries, int64(c.MaxBody), float64(c.MaxEjected), c.RequestTimeout, c.Drain
 	cfg.Migrations, cfg.IdleTimeout, cfg.MaxRequests, cfg.CacheMemory = c.Migrations, c.IdleTimeout, c.MaxRequests, int64(c.CacheMemory)
-	cfg.Tokens, cfg.PeerToken, cfg.Log = a.accept, a.peer, log
-	cfg.Lease, cfg.JoinTokens, cfg.Insecure = c.Lease, a.peers, c.Insecure
-	ctx, cancel := context.WithCancel(c.lifetime(ctx))
-	defer cancel()
-	a.follow(ctx, log)
+	cfg.Tokens, cfg.PeerToken, cfg.Log = p.accept, p.peer, p.log
+	cfg.Lease, cfg.JoinTokens, cfg.Insecure = c.Lease, p.peers, c.Insecure
 	r, err := c.router(ctx, cfg)
 	if err != nil {
 		return err
@@ -341,19 +362,15 @@ func (c *registryCmd) Run(ctx context.Context, s *settings) error {
 	if err := errors.Join(s.unknown(), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
-	a, err := c.auth()
+	ctx, p, err := c.begin(ctx)
 	if err != nil {
 		return err
 	}
-	log, flush := c.logger()
-	defer flush()
-	cfg := bootstrap.ServerConfig{Bind: c.Listen, AllowOpenWrites: c.Insecure, AnnounceHTTP: true, Metrics: metric.New("registry").Handler(), Log: log}
-	if !a.accept.Empty() {
-		cfg.Tokens = a.accept.Valid
+	defer p.end()
+	cfg := bootstrap.ServerConfig{Bind: c.Listen, AllowOpenWrites: c.Insecure, AnnounceHTTP: true, Metrics: metric.New("registry").Handler(), Log: p.log}
+	if !p.accept.Empty() {
+		cfg.Tokens = p.accept.Valid
 	}
-	ctx, cancel := context.WithCancel(c.lifetime(ctx))
-	defer cancel()
-	a.follow(ctx, log)
 	ln, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err

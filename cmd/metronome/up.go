@@ -164,7 +164,7 @@ func (f *fleet) spawn(name string, args []string) (*child, error) {
 	cmd := exec.Command(f.self, append(args, "--json", "--exit-with-stdin")...)
 	cmd.Env = withoutSettings(os.Environ())
 	cmd.SysProcAttr = ownGroup()
-	cmd.Stderr = &prefixWriter{to: os.Stderr, prefix: name + ": "}
+	cmd.Stderr = &childLog{to: os.Stderr, name: name}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -304,14 +304,22 @@ func (c *upCmd) table(f *fleet, line *upLine) error {
 	return err
 }
 
-// prefixWriter puts a name before each line.
-type prefixWriter struct {
-	to     io.Writer
-	prefix string
-	part   []byte
+// childLog passes the lines of a child on, each with the child's name: before
+// it, or as the field process of a JSON object, which it stays.
+type childLog struct {
+	to   io.Writer
+	name string
+	part []byte
 }
 
-func (p *prefixWriter) Write(b []byte) (int, error) {
+func (p *childLog) named(line []byte) []byte {
+	if rest, ok := bytes.CutPrefix(line, []byte(`{"`)); ok {
+		return fmt.Appendf(nil, `{"process":%q,"%s`, p.name, rest)
+	}
+	return fmt.Appendf(nil, "%s: %s", p.name, line)
+}
+
+func (p *childLog) Write(b []byte) (int, error) {
 	p.part = append(p.part, b...)
 	for {
 		i := bytes.IndexByte(p.part, '\n')
@@ -321,7 +329,7 @@ func (p *prefixWriter) Write(b []byte) (int, error) {
 		if i < 0 {
 			i = len(p.part) - 1
 		}
-		if _, err := p.to.Write(append([]byte(p.prefix), p.part[:i+1]...)); err != nil {
+		if _, err := p.to.Write(p.named(p.part[:i+1])); err != nil {
 			return 0, err
 		}
 		p.part = p.part[i+1:]

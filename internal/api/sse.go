@@ -11,14 +11,6 @@ import (
 // was cut.
 const Done = "data: [DONE]\n\n"
 
-// AppendEvent appends one server-sent event. data must hold no line break,
-// which JSON text never does.
-func AppendEvent(b, data []byte) []byte {
-	b = append(b, "data: "...)
-	b = append(b, data...)
-	return append(b, "\n\n"...)
-}
-
 // eventHold is how much of an unfinished event an EventReader keeps back.
 const eventHold = 64 << 10
 

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 const (
@@ -288,7 +290,7 @@ func TestRanksAndRankAddresses(t *testing.T) {
 func TestClientMeetsServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemNet()
-		stop := m.serve(t, NewServer(ServerConfig{Bind: "127.0.0.1:8998", Tokens: TokenIs("s3")}), "127.0.0.1:8998")
+		stop := m.serve(t, NewServer(ServerConfig{Bind: "127.0.0.1:8998", Tokens: api.NewTokens("s3").Valid}), "127.0.0.1:8998")
 		const addr = "127.0.0.1:8998"
 		client := NewClient(ClientConfig{Dial: m.Dial, Token: func() string { return "s3" }})
 		whole := Info{

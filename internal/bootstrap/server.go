@@ -2,8 +2,6 @@ package bootstrap
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io"
@@ -66,16 +64,6 @@ func NewServer(cfg ServerConfig) *Server {
 		open:  cfg.Tokens == nil && (cfg.AllowOpenWrites || loopback(cfg.Bind)),
 		start: time.Now(),
 		table: NewTable(TableConfig{Bind: cfg.Bind, AnnounceHTTP: cfg.AnnounceHTTP}),
-	}
-}
-
-// TokenIs is a ServerConfig.Tokens that knows one token and compares in
-// constant time.
-func TokenIs(token string) func(string) bool {
-	want := sha256.Sum256([]byte(token))
-	return func(got string) bool {
-		sum := sha256.Sum256([]byte(got))
-		return subtle.ConstantTimeCompare(want[:], sum[:]) == 1
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 // put is the body of one rank's registration as SGLang 0.5.23 sends it: all 21
@@ -305,14 +307,14 @@ func TestWritesNeedTheToken(t *testing.T) {
 		{"no token configured, everywhere", ServerConfig{Bind: "0.0.0.0:8998"}, "", 401},
 		{"no token configured, everywhere, some token", ServerConfig{Bind: ":8998"}, "Bearer x", 401},
 		{"no token configured, trusted network", ServerConfig{Bind: "0.0.0.0:8998", AllowOpenWrites: true}, "", 200},
-		{"token missing, loopback", ServerConfig{Bind: "127.0.0.1", Tokens: TokenIs("s3")}, "", 401},
-		{"token missing, trusted network", ServerConfig{Bind: "127.0.0.1", Tokens: TokenIs("s3"), AllowOpenWrites: true}, "", 401},
-		{"token wrong", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "Bearer s4", 401},
-		{"token shorter", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "Bearer s", 401},
-		{"other scheme", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "Basic s3", 401},
-		{"no scheme", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "s3", 401},
-		{"token right", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "Bearer s3", 200},
-		{"scheme in any case", ServerConfig{Bind: "0.0.0.0", Tokens: TokenIs("s3")}, "bEARER s3", 200},
+		{"token missing, loopback", ServerConfig{Bind: "127.0.0.1", Tokens: api.NewTokens("s3").Valid}, "", 401},
+		{"token missing, trusted network", ServerConfig{Bind: "127.0.0.1", Tokens: api.NewTokens("s3").Valid, AllowOpenWrites: true}, "", 401},
+		{"token wrong", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "Bearer s4", 401},
+		{"token shorter", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "Bearer s", 401},
+		{"other scheme", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "Basic s3", 401},
+		{"no scheme", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "s3", 401},
+		{"token right", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "Bearer s3", 200},
+		{"scheme in any case", ServerConfig{Bind: "0.0.0.0", Tokens: api.NewTokens("s3").Valid}, "bEARER s3", 200},
 	} {
 		s := NewServer(c.cfg)
 		want := "OK"

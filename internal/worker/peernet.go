@@ -318,7 +318,7 @@ func failure(err error, timeout time.Duration) sched.PeerDone {
 	var replaced *transfer.ReplacedError
 	d := sched.PeerDone{Fault: sched.PeerFault, Cause: err.Error()}
 	switch {
-	case errors.Is(err, context.Canceled), bootstrap.IsLocal(err):
+	case bootstrap.IsLocal(err), transfer.IsLocal(err):
 		d.Fault = sched.LocalFault
 	case errors.As(err, &replaced):
 		d.Fault, d.Welcome = sched.MismatchFault, welcome(replaced.Welcome)
