@@ -181,6 +181,12 @@ func eachField(obj []byte, what string, f func(key string, val []byte) *Error) *
 	return nil
 }
 
+// twice refuses a field by its name, or the beginning of a long one: it stands in the log.
+func twice(name string) *Error {
+	name = name[:min(len(name), 64)]
+	return &Error{Code: InvalidRequest, Message: "the field " + strconv.Quote(name) + " comes twice", Param: name}
+}
+
 // parser collects what needs more than one field to judge.
 type parser struct {
 	r              *Request

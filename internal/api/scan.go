@@ -171,12 +171,6 @@ func (s *Scanned) addCut(c span) *Error {
 
 var hashSeed = maphash.MakeSeed() // so that nobody can aim for collisions
 
-// twice refuses a field by its name, or the beginning of a long one: it stands in the log.
-func twice(name string) *Error {
-	name = name[:min(len(name), 64)]
-	return &Error{Code: InvalidRequest, Message: fmt.Sprintf("the field %q comes twice", name), Param: name}
-}
-
 // unique refuses a name that has come before. The names seen are compared by
 // hash one after the other: with the bound on fields that is cheaper than any
 // table.

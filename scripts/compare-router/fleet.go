@@ -30,7 +30,7 @@ type peer struct {
 // ours is the router of this repository; flags go beyond its defaults.
 func ours(binary string, flags ...string) peer {
 	version, _ := exec.Command(binary, "version").Output()
-	return peer{"metronome", strings.TrimSpace(string(version)), "/readyz", func(port int, f *fleet) []string {
+	return peer{"metronome", strings.TrimSpace(strings.TrimPrefix(string(version), "metronome ")), "/readyz", func(port int, f *fleet) []string {
 		argv := append([]string{binary, "router", fmt.Sprintf("--listen=127.0.0.1:%d", port)}, flags...)
 		for i, url := range f.prefill {
 			argv = append(argv, fmt.Sprintf("--prefill=%s,%d", url, f.bootstrap[i]))

@@ -127,8 +127,12 @@ func (rep *report) figures(log *os.File, pattern *regexp.Regexp) error {
 		fmt.Println(m.line(fig))
 	}
 	memory := "| memory after these |"
-	for _, r := range f.routers {
-		memory += fmt.Sprintf(" %d MB |", r.resident()>>20)
+	for i, r := range f.routers {
+		cell := fmt.Sprintf("%d MB", r.resident()>>20)
+		if i == 0 && r.resident()>>20 > 40 {
+			cell = "**" + cell + "**"
+		}
+		memory += " " + cell + " |"
 	}
 	rep.measured = append(rep.measured, memory+" ≤ 40 MB |")
 	fmt.Println(memory)
@@ -140,16 +144,21 @@ func (rep *report) figures(log *os.File, pattern *regexp.Regexp) error {
 func (m *meter) line(f figure) string {
 	v, base := m.values[f.name], m.values[f.name]["sglang-router"]
 	s := "| " + f.name + " |"
-	for _, r := range m.routers {
-		s += fmt.Sprintf(" %.2f %s", median(append([]float64{}, v[r.name]...)), f.unit)
+	for i, r := range m.routers {
+		got := median(append([]float64{}, v[r.name]...))
+		cell, goal := fmt.Sprintf("%.2f %s", got, f.unit), got
 		if f.ratio && base != nil {
 			var ratios []float64
 			for i, x := range v[r.name] {
 				ratios = append(ratios, x/base[i])
 			}
-			s += fmt.Sprintf(" (%.2f)", median(ratios))
+			goal = median(ratios)
+			cell += fmt.Sprintf(" (%.2f)", goal)
 		}
-		s += " |"
+		if judged := !f.ratio || base != nil; i == 0 && judged && goal > f.must {
+			cell = "**" + cell + "**"
+		}
+		s += " " + cell + " |"
 	}
 	unit := " " + f.unit
 	if f.ratio {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -311,17 +312,27 @@ func readsNothing(f *fleet, r *running) (string, bool) {
 		fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	}
 	written := func() int64 { return f.tally(2).Written + f.tally(3).Written }
-	for last := int64(-1); last != written(); { // until it is still
-		last = written()
-		time.Sleep(time.Second)
-	}
+	still(written, time.Second)
 	grown := float64(r.resident()-before) / (1 << 20)
 	share := float64(written()) / (4 * 57 << 20)
 	return fmt.Sprintf("%+.1f MB, workers wrote %.0f %%", grown, 100*share), grown <= 1 && share < 0.5
 }
 
+// still waits until a value does not change for a while.
+func still(value func() int64, while time.Duration) {
+	for last := int64(-1); last != value(); time.Sleep(while) {
+		last = value()
+	}
+}
+
 // sent gives the bodies that a prefill and a decode got for one request.
 func (f *fleet) sent(r *running, path, body string) (answer, []string) {
+	still(func() (n int64) { // a leg of the request before may be on its way
+		for i := range f.workers {
+			n += int64(f.tally(i).Requests)
+		}
+		return n
+	}, 100*time.Millisecond)
 	before := make([]int, 4)
 	for i := range f.workers {
 		before[i] = f.tally(i).Requests
@@ -340,20 +351,20 @@ func (f *fleet) sent(r *running, path, body string) (answer, []string) {
 	return a, bodies
 }
 
-const odd = `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],"temperature":0.1,"top_p":0.90,"x_unknown":{"b":1.10, "a":[9007199254740993]},"seed":18446744073709551615}`
+const odd = `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],"temperature":0.1,"top_p":0.90,"x_unknown":{"b":1.10, "a":[9007199254740993]},"seed":9223372036854775807}`
 
 func bytesKept(f *fleet, r *running) (string, bool) {
 	a, bodies := f.sent(r, "/v1/chat/completions", odd)
 	if len(bodies) < 2 {
 		return fmt.Sprintf("status %d", a.status), false
 	}
-	kept, lost := true, ""
-	for _, b := range bodies {
-		kept = kept && strings.HasSuffix(b, odd[1:])
-		for _, part := range []string{"0.1,", "0.90", "x_unknown", "1.10", "9007199254740993", "18446744073709551615"} {
-			if !strings.Contains(b, part) && !strings.Contains(lost, part) {
-				lost += " " + strings.TrimSuffix(part, ",")
-			}
+	lacks := func(part string) bool {
+		return slices.ContainsFunc(bodies, func(b string) bool { return !strings.Contains(b, part) })
+	}
+	kept, lost := !slices.ContainsFunc(bodies, func(b string) bool { return !strings.HasSuffix(b, odd[1:]) }), ""
+	for _, part := range []string{"0.1,", "0.90", "x_unknown", "1.10", "9007199254740993", "9223372036854775807"} {
+		if lacks(part) {
+			lost += " " + strings.TrimSuffix(part, ",")
 		}
 	}
 	if kept {
