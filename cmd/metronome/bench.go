@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 type benchCmd struct {
 	Engine   benchEngineCmd   `cmd:"" help:"Tokens a second of the engine, beside what the machine could do."`
 	Transfer benchTransferCmd `cmd:"" help:"GB a second of KV transfer, beside a bare socket and memory."`
+	Receiver benchReceiverCmd `cmd:"" name:"transfer-receiver" hidden:"" help:"The receiving side of bench transfer."`
 	Loop     benchLoopCmd     `cmd:"" help:"Cost of a turn of the decode core, by length of its queue."`
 	HTTP     benchHTTPCmd     `cmd:"" name:"http" help:"Time to the first token and between tokens of a server, beside another one."`
 }
@@ -109,7 +111,15 @@ func (c *benchTransferCmd) Run(ctx context.Context, s *settings) error {
 	if err := s.unknown(); err != nil {
 		return err
 	}
-	r, err := (&bench.Transfer{Extent: int64(c.Extent), Size: int64(c.Size), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	receiver := func(ctx context.Context, r *bench.TransferReceiver) *exec.Cmd {
+		return exec.CommandContext(ctx, self, "bench", "transfer-receiver", "--kv="+r.KV, "--plain="+r.Plain, "--core="+strconv.Itoa(r.Core),
+			"--extent="+strconv.FormatInt(r.Extent, 10), "--size="+strconv.FormatInt(r.Size, 10))
+	}
+	r, err := (&bench.Transfer{Extent: int64(c.Extent), Size: int64(c.Size), Rounds: c.Rounds, Receiver: receiver, Progress: os.Stderr}).Run(ctx)
 	if err != nil {
 		return unfit(err)
 	}
@@ -117,6 +127,24 @@ func (c *benchTransferCmd) Run(ctx context.Context, s *settings) error {
 		return r.JSON(os.Stdout)
 	}
 	return r.Text(os.Stdout)
+}
+
+// benchReceiverCmd is the other process of bench transfer.
+type benchReceiverCmd struct {
+	Extent Size   `help:"Bytes of one page in one layer."`
+	Size   Size   `help:"Bytes of one prompt's KV."`
+	KV     string `help:"Address of the sender." name:"kv"`
+	Plain  string `help:"Address of the bare socket."`
+	Core   int    `help:"Core to compute on; -1: the system chooses." default:"-1"`
+	Config string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+}
+
+// Run takes what it is told on stdin to take.
+func (c *benchReceiverCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
+	return (&bench.TransferReceiver{Extent: int64(c.Extent), Size: int64(c.Size), KV: c.KV, Plain: c.Plain, Core: c.Core}).Run(ctx, os.Stdin, os.Stdout)
 }
 
 type benchLoopCmd struct {

@@ -1,12 +1,16 @@
 package bench
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -17,9 +21,11 @@ import (
 
 // Transfer says what of KV transfer is measured.
 type Transfer struct {
-	Extent   int64 // bytes of one page in one layer
-	Size     int64 // bytes of one prompt's KV
-	Rounds   int
+	Extent int64 // bytes of one page in one layer
+	Size   int64 // bytes of one prompt's KV
+	Rounds int
+	// Receiver is the process that runs a TransferReceiver like this one.
+	Receiver func(context.Context, *TransferReceiver) *exec.Cmd
 	Progress io.Writer
 }
 
@@ -28,6 +34,7 @@ type Transfer struct {
 type TransferReport struct {
 	Extent, Size int64
 	Rounds       int
+	Pinned       bool // each side has a core of its own; else the system chooses
 	Link, Bare   Rate
 	Pages        Rate // the bare socket, read into the pages that the link writes
 	Copy, ToOne  Rate // in memory: arena to arena, arena to the buffer of the bare reader
@@ -44,220 +51,220 @@ type arena struct {
 	size  int // of an extent
 }
 
+// newArena is for so many bytes of KV, in extents of that size.
+func newArena(extent, size int64) (*arena, kv.Geometry) {
+	pages := int(size / extent / layers)
+	return &arena{make([]byte, int64(pages)*layers*extent), pages, int(extent)},
+		kv.Geometry{Layers: layers, Heads: 1, TokenBytes: int(extent) / pageSize, PageSize: pageSize}
+}
+
 func (a *arena) Extent(layer int, page kv.Page, _, _ int) []byte {
 	at := (layer*a.pages + int(page)) * a.size
 	return a.data[at : at+a.size : at+a.size]
 }
 
-// loopback is a prefill's sender and a decode's receiver with one link, and
-// beside it a plain connection into a reader that looks at nothing.
-type loopback struct {
-	from, to *arena
-	geo      kv.Geometry
-	sender   *transfer.Sender
-	receiver *transfer.Receiver
-	landed   chan error
-	tokens   int
-	room     int64
-	bare     net.Conn
-	start    chan bool  // the bare reader reads all once: into the pages, or into buf
-	taken    chan error // it has
-	buf      []byte
-}
-
-// Run measures link, bare socket and memory in turn.
+// Run measures link, bare socket and memory in turn. The sending side is this
+// process; the receiving side is another one: each has a core of its own.
 func (b *Transfer) Run(ctx context.Context) (*TransferReport, error) {
 	if b.Rounds < 1 || b.Extent < pageSize || b.Extent%pageSize != 0 || b.Extent > transfer.MaxFrame/2 || b.Size < b.Extent*layers || b.Size > 1<<32 {
 		return nil, &UnfitError{fmt.Errorf("extents of %d bytes, %d in all, %d rounds: extents in multiples of %d up to %d, at least %d and at most %d in all, and one round would be right",
 			b.Extent, b.Size, b.Rounds, pageSize, transfer.MaxFrame/2, b.Extent*layers, int64(1)<<32)}
 	}
+	mine, core, pinned := twoCores()
+	if pinned {
+		pin(mine)
+	} else {
+		core = -1
+	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	l, err := b.open(ctx, &wg)
+	p, err := b.open(ctx, &wg, core)
 	if err != nil {
 		return nil, err
 	}
-	defer l.receiver.Close()
-	defer l.bare.Close()
-	var link, bare, kept, all, one, ratio []float64
+	defer p.close()
+	r := &TransferReport{Extent: b.Extent, Size: int64(len(p.arena.data)), Rounds: b.Rounds, Pinned: pinned}
+	if err := b.sockets(p, r); err != nil {
+		return nil, err
+	}
+	b.memory(p, r)
+	return r, nil
+}
+
+// sockets measures link and bare socket.
+func (b *Transfer) sockets(p *prefillEnd, r *TransferReport) error {
+	do := []func() error{p.transfer, func() error { return p.plain(wordBare) }, func() error { return p.plain(wordPages) }}
+	rates, ratio := make([][]float64, len(do)), []float64{}
 	for round := range b.Rounds + 1 {
-		x, err := l.measure(l.transfer)
-		if err != nil {
-			return nil, err
-		}
-		y, err := l.measure(func() error { return l.plain(false) })
-		if err != nil {
-			return nil, err
-		}
-		v, err := l.measure(func() error { return l.plain(true) })
-		if err != nil {
-			return nil, err
+		x := make([]float64, len(do))
+		for k := range do {
+			i := (k + round) % len(do) // each goes first in turn: what runs before it may do it harm
+			var err error
+			if x[i], err = p.measure(do[i]); err != nil {
+				return err
+			}
 		}
 		if round == 0 {
 			continue // every page is touched now
 		}
-		z, _ := l.measure(func() error { copy(l.to.data, l.from.data); return nil })
-		w, _ := l.measure(func() error {
-			for at := 0; at < len(l.from.data); at += len(l.buf) {
-				copy(l.buf, l.from.data[at:])
+		for i := range x {
+			rates[i] = append(rates[i], x[i])
+		}
+		ratio = append(ratio, x[0]/x[1])
+		fmt.Fprintf(b.Progress, "round %d of %d: link %.2f, bare socket %.2f GB/s\n", round, b.Rounds, x[0], x[1])
+	}
+	r.Link, r.Bare, r.Pages, r.Ratio = rate(rates[0]), rate(rates[1]), rate(rates[2]), rate(ratio)
+	return nil
+}
+
+// memory measures copies, when the sockets are done: on a busy machine a
+// process that has just computed for long gets less of its core.
+func (b *Transfer) memory(p *prefillEnd, r *TransferReport) {
+	from, to, buf := p.arena.data, make([]byte, len(p.arena.data)), make([]byte, transfer.MaxFrame)
+	copy(to, from)
+	var all, one []float64
+	for range b.Rounds {
+		z, _ := p.measure(func() error { copy(to, from); return nil })
+		w, _ := p.measure(func() error {
+			for at := 0; at < len(from); at += len(buf) {
+				copy(buf, from[at:])
 			}
 			return nil
 		})
-		link, bare, kept, all, one, ratio = append(link, x), append(bare, y), append(kept, v), append(all, z), append(one, w), append(ratio, x/y)
-		fmt.Fprintf(b.Progress, "round %d of %d: link %.2f, bare socket %.2f GB/s\n", round, b.Rounds, x, y)
+		all, one = append(all, z), append(one, w)
 	}
-	return &TransferReport{b.Extent, int64(len(l.from.data)), b.Rounds, rate(link), rate(bare), rate(kept), rate(all), rate(one), rate(ratio)}, nil
+	r.Copy, r.ToOne = rate(all), rate(one)
 }
 
-// open makes both ends, whose goroutines end with ctx.
-func (b *Transfer) open(ctx context.Context, wg *sync.WaitGroup) (*loopback, error) {
-	pages := int(b.Size / b.Extent / layers)
-	arenas := [2]*arena{}
-	for i := range arenas {
-		arenas[i] = &arena{make([]byte, int64(pages)*layers*b.Extent), pages, int(b.Extent)}
-	}
-	l := &loopback{from: arenas[0], to: arenas[1], tokens: pages * pageSize, landed: make(chan error, 1), start: make(chan bool, 1), taken: make(chan error, 1), buf: make([]byte, transfer.MaxFrame),
-		geo: kv.Geometry{Layers: layers, Heads: 1, TokenBytes: int(b.Extent) / pageSize, PageSize: pageSize}}
-	for i := range l.from.data {
-		l.from.data[i] = byte(i * 7)
-	}
-	return l, errors.Join(l.link(ctx, wg), l.plainly(ctx, wg))
+// prefillEnd is a prefill's sender, and beside it a plain connection. What the
+// other process shall take is told to its stdin in a line; one on its stdout
+// says that it has.
+type prefillEnd struct {
+	arena  *arena
+	sender *transfer.Sender
+	tokens int
+	room   int64
+	bare   net.Conn
+	child  *exec.Cmd
+	say    io.WriteCloser
+	heard  *bufio.Reader
 }
 
-// link joins a sender and a receiver.
-func (l *loopback) link(ctx context.Context, wg *sync.WaitGroup) (err error) {
+// open starts the other process and meets it. Goroutines end with ctx.
+func (b *Transfer) open(ctx context.Context, wg *sync.WaitGroup, core int) (*prefillEnd, error) {
+	a, geo := newArena(b.Extent, b.Size)
+	for i := range a.data {
+		a.data[i] = byte(i * 7)
+	}
+	p := &prefillEnd{arena: a, tokens: a.pages * pageSize}
+	var kvs, plain net.Listener
+	err := p.serve(geo)
+	for _, ln := range []*net.Listener{&kvs, &plain} {
+		if err == nil {
+			*ln, err = net.Listen("tcp", "127.0.0.1:0")
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer plain.Close()
+	wg.Go(func() { p.sender.Serve(ctx, kvs, 0) })
+	p.child = b.Receiver(ctx, &TransferReceiver{Extent: b.Extent, Size: b.Size, KV: kvs.Addr().String(), Plain: plain.Addr().String(), Core: core})
+	p.child.Stderr = os.Stderr
+	if p.say, err = p.child.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.child.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.heard = bufio.NewReader(out)
+	if err := p.child.Start(); err != nil {
+		return nil, err
+	}
+	plain.(*net.TCPListener).SetDeadline(time.Now().Add(mostWait))
+	if p.bare, err = plain.Accept(); err == nil {
+		err = p.answer()
+	}
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("the receiving process: %w", err)
+	}
+	return p, nil
+}
+
+func (p *prefillEnd) serve(geo kv.Geometry) (err error) {
 	began := time.Now()
-	now := func() time.Duration { return time.Since(began) }
-	l.sender, err = transfer.NewSender(transfer.SenderConfig{Geometry: l.geo, Memory: []transfer.Memory{l.from}, Now: now,
+	p.sender, err = transfer.NewSender(transfer.SenderConfig{Geometry: geo, Memory: []transfer.Memory{p.arena},
+		Now:     func() time.Duration { return time.Since(began) },
 		Welcome: transfer.Welcome{Instance: "bench prefill", DP: 1},
 		Events: func(e transfer.SenderEvent) {
 			if e, ok := e.(*transfer.Granted); ok {
-				l.sender.Bind(uint64(e.Room), e.Key)
+				p.sender.Bind(uint64(e.Room), e.Key)
 			}
 		}})
-	if err != nil {
-		return err
-	}
-	l.receiver, err = transfer.NewReceiver(transfer.ReceiverConfig{Geometry: l.geo, Memory: []transfer.Memory{l.to}, Now: now,
-		Hello: transfer.Hello{Instance: "bench decode"}, Events: l.heard})
-	if err != nil {
-		return err
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	wg.Go(func() { l.sender.Serve(ctx, ln, 0) })
-	_, err = l.receiver.Dial(ctx, transfer.LinkSpec{Link: 1, Addr: ln.Addr().String()})
 	return err
 }
 
-// heard takes the end of the one transfer that is under way. Like each taker of
-// events it does not wait: there is room for the end of one.
-func (l *loopback) heard(e transfer.Event) {
-	var end error
-	switch e := e.(type) {
-	case *transfer.Landed:
-	case *transfer.Failed:
-		end = &e.Cause
-	default:
-		return
+// close ends the other process: it has nothing to put in order.
+func (p *prefillEnd) close() {
+	if p.bare != nil {
+		p.bare.Close()
 	}
-	select {
-	case l.landed <- end:
-	default:
+	p.child.Process.Kill()
+	p.child.Wait()
+}
+
+// answer waits for the other process.
+func (p *prefillEnd) answer() error {
+	timer := time.AfterFunc(mostWait, func() { p.child.Process.Kill() })
+	defer timer.Stop()
+	line, err := p.heard.ReadString('\n')
+	switch line = strings.TrimSpace(line); {
+	case err != nil:
+		return fmt.Errorf("it ended, or nothing arrived for %v", mostWait)
+	case line != wordDone:
+		return errors.New(line)
 	}
+	return nil
 }
 
 // transfer moves one prompt.
-func (l *loopback) transfer() error {
-	l.room++
-	pages := pages(0, l.from.pages)
-	l.sender.Open(uint64(l.room), transfer.SendSpec{Room: l.room, Tokens: l.tokens, Pages: pages})
+func (p *prefillEnd) transfer() error {
+	p.room++
+	p.sender.Open(uint64(p.room), transfer.SendSpec{Room: p.room, Tokens: p.tokens, Pages: pages(0, p.arena.pages)})
 	for i := range layers {
-		l.sender.LayerDone(uint64(l.room), i, l.tokens)
+		p.sender.LayerDone(uint64(p.room), i, p.tokens)
 	}
-	l.sender.First(uint64(l.room), transfer.First{PromptTokens: l.tokens})
-	l.receiver.Open(transfer.GrantSpec{Grant: uint64(l.room), Room: l.room, Links: []uint64{1}, Tokens: l.tokens, Pages: pages})
-	return within(l.landed)
-}
-
-// within bounds the wait for one passage.
-func within(done <-chan error) error {
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(time.Minute):
-		return errors.New("nothing arrived for a minute")
-	}
-}
-
-// plainly makes the bare connection. Its reader ends when the connection is closed.
-func (l *loopback) plainly(ctx context.Context, wg *sync.WaitGroup) error {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	p.sender.First(uint64(p.room), transfer.First{PromptTokens: p.tokens})
+	if _, err := fmt.Fprintln(p.say, wordLink); err != nil {
 		return err
 	}
-	defer ln.Close()
-	if l.bare, err = net.Dial("tcp", ln.Addr().String()); err != nil {
-		return err
-	}
-	c, err := ln.Accept()
-	if err != nil {
-		return err
-	}
-	context.AfterFunc(ctx, func() { c.Close() })
-	wg.Go(func() {
-		for {
-			select {
-			case keep := <-l.start:
-				l.taken <- l.drain(c, keep)
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	return nil
-}
-
-// drain reads as many bytes as there are in the pages.
-func (l *loopback) drain(c net.Conn, keep bool) error {
-	for total := 0; total < len(l.to.data); {
-		rest := l.to.data[total:]
-		into := l.buf[:min(len(rest), len(l.buf))]
-		if keep {
-			into = rest[:len(into)]
-		}
-		n, err := c.Read(into)
-		if err != nil {
-			return err
-		}
-		total += n
-	}
-	return nil
+	return p.answer()
 }
 
 // plain writes the same bytes, as many at a time as a frame may have.
-func (l *loopback) plain(keep bool) error {
-	l.start <- keep
-	l.bare.SetDeadline(time.Now().Add(time.Minute))
-	for rest := l.from.data; len(rest) > 0; {
-		n, err := l.bare.Write(rest[:min(len(rest), transfer.MaxFrame)])
+func (p *prefillEnd) plain(word string) error {
+	if _, err := fmt.Fprintln(p.say, word); err != nil {
+		return err
+	}
+	p.bare.SetDeadline(time.Now().Add(mostWait))
+	for rest := p.arena.data; len(rest) > 0; {
+		n, err := p.bare.Write(rest[:min(len(rest), transfer.MaxFrame)])
 		if err != nil {
 			return err
 		}
 		rest = rest[n:]
 	}
-	return within(l.taken)
+	return p.answer()
 }
 
-func (l *loopback) measure(do func() error) (float64, error) {
+func (p *prefillEnd) measure(do func() error) (float64, error) {
 	began := time.Now()
 	err := do()
-	return float64(len(l.from.data)) / 1e9 / time.Since(began).Seconds(), err
+	return float64(len(p.arena.data)) / 1e9 / time.Since(began).Seconds(), err
 }
 
 // JSON is one object; rates are medians in GB/s.
@@ -266,18 +273,23 @@ func (r *TransferReport) JSON(w io.Writer) error {
 		Extent int64   `json:"extent_bytes"`
 		Size   int64   `json:"bytes"`
 		Rounds int     `json:"rounds"`
+		Pinned bool    `json:"one_core_each_side"`
 		Link   float64 `json:"link_gb_per_s"`
 		Bare   float64 `json:"bare_socket_gb_per_s"`
 		Pages  float64 `json:"bare_socket_into_pages_gb_per_s"`
 		Copy   float64 `json:"copy_gb_per_s"`
 		ToOne  float64 `json:"copy_to_one_buffer_gb_per_s"`
 		Ratio  float64 `json:"ratio"`
-	}{r.Extent, r.Size, r.Rounds, tidy(r.Link.Median), tidy(r.Bare.Median), tidy(r.Pages.Median), tidy(r.Copy.Median), tidy(r.ToOne.Median), tidy(r.Ratio.Median)})
+	}{r.Extent, r.Size, r.Rounds, r.Pinned, tidy(r.Link.Median), tidy(r.Bare.Median), tidy(r.Pages.Median), tidy(r.Copy.Median), tidy(r.ToOne.Median), tidy(r.Ratio.Median)})
 }
 
 // Text is a table for people.
 func (r *TransferReport) Text(w io.Writer) error {
-	fmt.Fprintf(w, "%.1f MB of KV in extents of %d bytes over loopback, one core each side; medians of %d rounds\n\n", float64(r.Size)/1e6, r.Extent, r.Rounds)
+	cores := "a process each side"
+	if r.Pinned {
+		cores = "one core each side"
+	}
+	fmt.Fprintf(w, "%.1f MB of KV in extents of %d bytes over loopback, %s; medians of %d rounds\n\n", float64(r.Size)/1e6, r.Extent, cores, r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tGB/s\tleast\tmost")
 	for _, line := range []struct {
