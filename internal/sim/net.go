@@ -41,8 +41,9 @@ type socket struct {
 	closed bool // by its owner, or the owner knows that the other end closed it
 	dead   bool // nothing that it sends arrives: the other host vanished
 	last   time.Duration
-	load   int // bytes on the way to the other end's process
-	waits  []parcel
+	load   int      // bytes on the way to the other end's process
+	sent   int      // messages
+	waits  []parcel // held back, in the order in which they were sent
 
 	take   func(m any)        // a message for the owner
 	ended  func(cause string) // the connection has ended; not after close
@@ -53,6 +54,7 @@ type socket struct {
 type parcel struct {
 	m    any
 	size int
+	nth  int
 }
 
 // maxLoad is how many bytes a connection takes before its writer must wait.
@@ -106,12 +108,21 @@ func (s *socket) send(m any, size int) (full bool) {
 		return false
 	}
 	s.load += size
+	s.sent++
+	c := parcel{m, size, s.sent}
 	if out := (path{s.owner.name, s.peer.owner.name}); s.net.blocked[out] > 0 || len(s.waits) > 0 {
-		s.waits = append(s.waits, parcel{m, size})
+		s.hold(c)
 	} else {
-		s.carry(parcel{m, size})
+		s.carry(c)
 	}
 	return s.load > maxLoad
+}
+
+// hold keeps a message back. One that was on its way when the direction was
+// blocked goes before those that were sent since: a stream keeps its order.
+func (s *socket) hold(c parcel) {
+	i, _ := slices.BinarySearchFunc(s.waits, c.nth, func(w parcel, nth int) int { return w.nth - nth })
+	s.waits = slices.Insert(s.waits, i, c)
 }
 
 func (s *socket) carry(c parcel) {
@@ -125,7 +136,7 @@ func (s *socket) carry(c parcel) {
 	s.last = at
 	n.after(at-n.now, func() {
 		if n.blocked[path{s.owner.name, s.peer.owner.name}] > 0 {
-			s.waits = append(s.waits, c)
+			s.hold(c)
 			return
 		}
 		p := s.peer
@@ -179,7 +190,10 @@ func (s *socket) tellPeer(cause string) {
 	}
 	at := max(s.last, n.now+n.delay(s.owner, p.owner))
 	n.after(at-n.now, func() {
-		if p.owner.alive && p.owner.life == p.life {
+		switch {
+		case n.blocked[path{s.owner.name, p.owner.name}] > 0:
+			s.tellPeer(cause) // it does not overtake what is held back
+		case p.owner.alive && p.owner.life == p.life:
 			p.owner.inside(p.life, func() { p.end(cause) })
 		}
 	})
