@@ -241,7 +241,11 @@ func TestAdoptedPagesKeepTheirOwner(t *testing.T) {
 func TestEmptied(t *testing.T) {
 	p := NewPool(8, 1, 0)
 	a, b := table(t, p, "ab"), table(t, p, "cd")
+	chances := p.Chances()
 	p.Release(a)
+	if p.Chances() == chances {
+		t.Error("who waits for pages is not told of a return")
+	}
 	p.Quarantine(b)
 	p.Lift(b)
 	if a.Len() != 0 || b.Len() != 0 {

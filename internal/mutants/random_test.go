@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	random     = flag.Int("random", 0, "how many random mutations of the cores TestRandom tries")
+	random     = flag.Int("random", 10, "how many random mutations of the cores TestRandom tries")
 	randomSeed = flag.Uint64("random-seed", 1, "which ones")
 )
 
@@ -51,7 +51,7 @@ const survivors = "testdata/survivors.txt"
 // METRONOME_MUTATION chooses one of them. They are: a condition negated, < for
 // <= and the like, && for ||, + for -, a statement left out.
 func TestRandom(t *testing.T) {
-	if testing.Short() || *random == 0 {
+	if testing.Short() {
 		t.Skip("builds the tests of the cores anew")
 	}
 	rng := rand.New(rand.NewPCG(*randomSeed, 0))
@@ -130,9 +130,9 @@ func equivalents(t *testing.T) map[string]string {
 // mutated runs the tests with one mutation. What fills the memory or runs for
 // ever ends, too.
 func mutated(bin, pkg, which, tests string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 70*time.Second)
 	defer cancel()
-	args := []string{"-test.short", "-test.failfast", "-test.timeout=150s", "-test.run=" + tests}
+	args := []string{"-test.short", "-test.failfast", "-test.timeout=60s", "-test.run=" + tests}
 	cmd := exec.CommandContext(ctx, bin, args...)
 	if runtime.GOOS == "linux" {
 		cmd = exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 8000000; exec "$0" "$@"`, bin}, args...)...)

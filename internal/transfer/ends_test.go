@@ -99,6 +99,46 @@ func TestBadSumOfControl(t *testing.T) {
 	}
 }
 
+// TestOpenRefuses: a grant that its own core has made wrongly does not go out;
+// each thing that can be wrong is enough.
+func TestOpenRefuses(t *testing.T) {
+	good := GrantSpec{Grant: 1, Room: 1, Prefix: 4, Tokens: 9, Pages: []kv.Page{1, 2}, Links: []uint64{1}}
+	for name, spoil := range map[string]func(*GrantSpec){
+		"no number":         func(s *GrantSpec) { s.Grant = 0 },
+		"a negative room":   func(s *GrantSpec) { s.Room = -1 },
+		"a negative prefix": func(s *GrantSpec) { s.Prefix = -4 },
+		"a part of a page":  func(s *GrantSpec) { s.Prefix = 3 },
+		"no tokens":         func(s *GrantSpec) { s.Tokens = 4; s.Prefix = 8 },
+		"a page too few":    func(s *GrantSpec) { s.Pages = s.Pages[:1] },
+		"no link":           func(s *GrantSpec) { s.Links = nil },
+		"good":              func(*GrantSpec) {},
+		"good: one token":   func(s *GrantSpec) { s.Prefix, s.Tokens, s.Pages = 0, 1, s.Pages[:1] },
+	} {
+		func() {
+			defer func() {
+				if good := strings.HasPrefix(name, "good"); (recover() == nil) != good {
+					t.Errorf("%s: opened is %v", name, !good)
+				}
+			}()
+			spec := good
+			spoil(&spec)
+			newTable(kv.Geometry{Layers: 1, Heads: 2, PageSize: 4, TokenBytes: 8}, 4).open(0, spec)
+		}()
+	}
+}
+
+// TestWindowExactly: a frame that takes all the credit there is may begin.
+func TestWindowExactly(t *testing.T) {
+	w := newWindow(10)
+	if !w.fits(10) || w.fits(11) {
+		t.Errorf("of 10 bytes: 10 fit is %v, 11 is %v", w.fits(10), w.fits(11))
+	}
+	w.take(10)
+	if w.fits(1) {
+		t.Error("1 byte fits into none")
+	}
+}
+
 // TestStringBounds: a string may be as long as is allowed and no longer; what
 // we write ourselves is cut.
 func TestStringBounds(t *testing.T) {
