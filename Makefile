@@ -52,10 +52,12 @@ arm64: ## the engine's bits on another processor, emulated: the goldens are thos
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short ./internal/engine/kernels; \
 	GOOS=linux GOARCH=arm64 $(GO) test -count=1 -exec $(QEMU) -short -run 'TestGolden$$|TestPhilox|TestDraw' ./internal/engine
 
-long: build ## every mutant, the baseline beside four hung peers, long fuzzing, a long hunt of the simulator, a soak in faults, an evaluation harness, and clients, by hand
+long: build ## every mutant, random ones, the baseline beside four hung peers, long fuzzing, a long hunt of the simulator, a soak in faults, an evaluation harness, and clients, by hand
 	$(GO) test -timeout 60m -count=1 ./internal/mutants -all -rewrite
-	METRONOME_LONG=1 METRONOME_BINARY=$(CURDIR)/bin/metronome $(GO) test -count=1 -v -run TestBlockingBaseline ./internal/chaos
-	bin/metronome sim --hours 1
+	scripts/prove.sh mutations 250 $$(date +%s)
+	scripts/prove.sh baseline
+	scripts/prove.sh compare
+	scripts/prove.sh simulator 60000 $$(date +%s)0000
 	scripts/fuzz.sh 10m
 	scripts/soak.sh 10m
 	scripts/lm-eval.sh
