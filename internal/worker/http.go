@@ -354,7 +354,7 @@ func (h *httpSide) whole(ctx context.Context, e *entry, form dialect, wake <-cha
 // stream writes one event per token, each in one write. Nothing is written
 // before the first token, so that an early failure still gets its status.
 func (h *httpSide) stream(ctx context.Context, e *entry, form dialect, wake <-chan struct{}, j *journal) *api.Error {
-	cs, out := e.cs, &eventWriter{w: e.w, ctl: http.NewResponseController(e.w)}
+	cs, out := e.cs, newEventWriter(e.w)
 	last := func(c *choice, delta string) error {
 		for _, v := range form.last(c, delta) {
 			if err := out.event(j.last(c), v); err != nil {
@@ -401,22 +401,37 @@ func (h *httpSide) stream(ctx context.Context, e *entry, form dialect, wake <-ch
 }
 
 // eventWriter writes server-sent events, each with the comment line before it:
-// one write and one flush each.
+// one write and one flush each. Its memory is used again for each.
 type eventWriter struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
-	buf   []byte
+	buf   eventBuffer
+	enc   *json.Encoder // into buf
 	begun bool
 	until time.Time // the write deadline that is set
 }
 
+type eventBuffer []byte
+
+func (b *eventBuffer) Write(p []byte) (int, error) {
+	*b = append(*b, p...)
+	return len(p), nil
+}
+
+func newEventWriter(w http.ResponseWriter) *eventWriter {
+	e := &eventWriter{w: w, ctl: http.NewResponseController(w)}
+	e.enc = json.NewEncoder(&e.buf)
+	return e
+}
+
+// event writes "data: ", the JSON, an empty line.
 func (e *eventWriter) event(comment []byte, v any) error {
-	buf, err := sse(append(e.buf[:0], comment...), v)
-	if err != nil {
+	e.buf = append(append(e.buf[:0], comment...), "data: "...)
+	if err := e.enc.Encode(v); err != nil { // it ends the line
 		return err
 	}
-	e.buf = buf
-	return e.raw(buf)
+	e.buf = append(e.buf, '\n')
+	return e.raw(e.buf)
 }
 
 func (e *eventWriter) raw(data []byte) error {

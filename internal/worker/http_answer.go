@@ -12,7 +12,8 @@ import (
 type dialect interface {
 	// whole is the body of an answer that is not streamed.
 	whole(cs []*choice) any
-	// event is one streamed event for the last token of c, with its new text.
+	// event is one streamed event for the last token of c, with its new text. It
+	// is good until the next one: a stream makes them all in the same memory.
 	event(c *choice, delta string) any
 	// last are the events that end the stream of c, in order.
 	last(c *choice, delta string) []any
@@ -53,6 +54,10 @@ type openAI struct {
 	model   string
 	created int64
 	text    textCodec
+
+	streamed *openAIBody // of event, and what it points to
+	message  openAIMessage
+	delta    string
 }
 
 type openAIBody struct {
@@ -113,19 +118,25 @@ func (o *openAI) whole(cs []*choice) any {
 }
 
 func (o *openAI) event(c *choice, delta string) any {
-	oc := openAIChoice{Index: c.item, Logprobs: o.logprobs(c, len(c.outs)-1)}
+	if o.streamed == nil {
+		o.streamed = o.body(true, openAIChoice{})
+	}
+	o.delta = delta
+	oc := &o.streamed.Choices[0]
+	*oc = openAIChoice{Index: c.item, Logprobs: o.logprobs(c, len(c.outs)-1)}
 	if o.chat() {
-		oc.Delta = &openAIMessage{Content: &delta}
+		o.message = openAIMessage{Content: &o.delta}
 		if len(c.outs) == 1 {
-			oc.Delta.Role = "assistant"
+			o.message.Role = "assistant"
 		}
+		oc.Delta = &o.message
 	} else {
 		if len(c.outs) == 1 {
-			delta = c.echo.text + delta
+			o.delta = c.echo.text + delta
 		}
-		oc.Text = &delta
+		oc.Text = &o.delta
 	}
-	return o.body(true, oc)
+	return o.streamed
 }
 
 func (o *openAI) last(c *choice, delta string) []any {
@@ -262,6 +273,8 @@ type sglang struct {
 	ids    []string // one for each answer
 	deltas bool     // stream deltas, not cumulative texts
 	text   textCodec
+
+	streamed sglangBody // of event
 }
 
 type sglangBody struct {
@@ -292,7 +305,14 @@ type sglangFinish struct {
 // body describes the answer from its token from on, with this text. lists says
 // whether the prompt's log-probabilities belong into it.
 func (s *sglang) body(c *choice, from int, text string, lists bool) *sglangBody {
-	b := &sglangBody{Text: text, IDs: []int32{}, Meta: sglangMeta{
+	b := &sglangBody{IDs: []int32{}}
+	s.fill(b, c, from, text, lists)
+	return b
+}
+
+// fill is body in the memory of another one.
+func (s *sglang) fill(b *sglangBody, c *choice, from int, text string, lists bool) {
+	*b = sglangBody{Text: text, IDs: b.IDs[:0], Meta: sglangMeta{
 		ID: s.ids[c.item], Prompt: c.promptTokens(), Completion: c.completion, Cached: c.cached}}
 	if c.sampling.Logprobs >= 0 && lists {
 		s.list(c)
@@ -320,7 +340,6 @@ func (s *sglang) body(c *choice, from int, text string, lists bool) *sglangBody 
 		}
 		b.Meta.Finish = f
 	}
-	return b
 }
 
 // list makes the prompt's lists: of the tokens from PromptFrom on, the first
@@ -383,7 +402,11 @@ func (s *sglang) event(c *choice, delta string) any {
 	if !s.deltas {
 		from, text = 0, c.text.String()
 	}
-	b := s.body(c, from, text, from == 0)
+	b := &s.streamed
+	if b.IDs == nil {
+		b.IDs = []int32{}
+	}
+	s.fill(b, c, from, text, from == 0)
 	s.number(b, c)
 	return b
 }
@@ -405,14 +428,3 @@ func (s *sglang) number(b *sglangBody, c *choice) {
 }
 
 func (s *sglang) usage([]*choice) any { return nil }
-
-// sse is one event: "data: ", the JSON, an empty line.
-func sse(buf []byte, v any) ([]byte, error) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return buf, err
-	}
-	buf = append(buf, "data: "...)
-	buf = append(buf, data...)
-	return append(buf, "\n\n"...), nil
-}
