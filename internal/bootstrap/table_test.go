@@ -262,3 +262,46 @@ func TestFloodOfRoomsDropsTheOldest(t *testing.T) {
 		}
 	}
 }
+
+// TestShort: what a peer said is told in one line that ends.
+func TestShort(t *testing.T) {
+	for in, want := range map[string]string{
+		"a\nb\x00c":              "a b c",
+		" fine ":                 "fine",
+		strings.Repeat("x", 120): strings.Repeat("x", 120),
+		strings.Repeat("x", 121): strings.Repeat("x", 120) + "…",
+	} {
+		if got := short(in); got != want {
+			t.Errorf("%q becomes %q", in, got)
+		}
+	}
+}
+
+// TestLongHosts: a name may be as long as names can be.
+func TestLongHosts(t *testing.T) {
+	for n, want := range map[int]bool{maxHost: true, maxHost + 1: false} {
+		if _, err := checkHost(strings.Repeat("a", n)); (err == nil) != want {
+			t.Errorf("a name of %d bytes: %v", n, err)
+		}
+	}
+}
+
+// TestHostLetters: every letter of the alphabet may stand in a name, and a name
+// of this machine is one however it is written.
+func TestHostLetters(t *testing.T) {
+	for _, host := range []string{"abcxyz.ABCXYZ", "a-0_9.z"} {
+		if got, err := checkHost(host); got != host || err != nil {
+			t.Errorf("%q: %q, %v", host, got, err)
+		}
+	}
+	for _, host := range []string{"a@b", "a[b", "a`b", "a{b", "a/b", "a:b"} {
+		if _, err := checkHost(host); err == nil {
+			t.Errorf("%q is taken for a name", host)
+		}
+	}
+	for host, want := range map[string]bool{"LocalHost.": true, "localhost": true, "127.0.0.1": true, "::1": true, "localhosts": false, "10.0.0.1": false} {
+		if loopback(host) != want {
+			t.Errorf("%q: loopback is %v", host, !want)
+		}
+	}
+}

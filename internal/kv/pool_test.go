@@ -275,6 +275,24 @@ func TestTwinGoesOn(t *testing.T) {
 	}
 }
 
+// TestTwinBelowAnIdlePage: the index has a page that nobody uses, and a table
+// with a twin of it puts its next page below: the idle one is kept by that.
+func TestTwinBelowAnIdlePage(t *testing.T) {
+	p := NewPool(8, 2, 0)
+	p.Release(table(t, p, "ab"))
+	var b BlockTable
+	if !p.Extend(&b, 4) {
+		t.Fatal("no pages")
+	}
+	p.Insert(&b, text("abcd"))
+	wantCount(t, p, 5, 2, 1, 0)
+	if n := p.Available(); n != 5 {
+		t.Errorf("%d pages can be had, want the free ones", n)
+	}
+	p.Release(&b)
+	wantCount(t, p, 6, 0, 2, 0)
+}
+
 // TestHashSeesEverything: pages that differ in one token or in what is before
 // them have other hashes, so that a chain in the index is short.
 func TestHashSeesEverything(t *testing.T) {

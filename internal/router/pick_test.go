@@ -257,3 +257,18 @@ func TestHashedBeyondShare(t *testing.T) {
 		}
 	}
 }
+
+// TestRandomIsNotInTurn: the same worker comes twice in a row as often as any other.
+func TestRandomIsNotInTurn(t *testing.T) {
+	p, last, again := newPicker(Random, 1), -1, 0
+	for range 900 {
+		i := p.pick(poolOf("0 0 0"), wish{})
+		if i == last {
+			again++
+		}
+		last = i
+	}
+	if again < 200 || again > 400 {
+		t.Errorf("%d of 900 picks are of the worker before, want about 300", again)
+	}
+}

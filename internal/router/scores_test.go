@@ -26,6 +26,8 @@ func TestScores(t *testing.T) {
 			`{"meta_info":{"input_token_logprobs":[[null,1,null]],"input_top_logprobs":[null]}}`,
 			`{"meta_info":{"input_token_logprobs":[[-2,2,null]],"input_top_logprobs":null}}`,
 			`{"meta_info":{"input_token_logprobs":[[null,1,null],[-2,2,null]],"input_top_logprobs":[null]}}`},
+		{"nothing to give", api.Generate, 1, 1,
+			`{"meta_info":{"input_token_logprobs":[]}}`, `{"meta_info":{"input_token_logprobs":null}}`, `{"meta_info":{"input_token_logprobs":null}}`},
 		{"a batch by place", api.Generate, 2, 1,
 			`[{"meta_info":{"input_token_logprobs":[1]}},{"meta_info":{"input_token_logprobs":[2]}}]`,
 			`[{"meta_info":{"input_token_logprobs":[]}},{"meta_info":{"input_token_logprobs":[]}}]`,
