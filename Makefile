@@ -4,6 +4,9 @@ GO ?= go
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 VENV := .cache/venv
 
+# Every package but the real-process tests.
+UNIT = $$($(GO) list ./... | grep -v internal/chaos)
+
 QEMU := qemu-aarch64-static
 
 .PHONY: build quick test long deps lint unit race sim process cross arm64 references clients compare-router clean
@@ -13,7 +16,7 @@ build:
 
 quick: ## vet and the fast tests
 	$(GO) vet ./...
-	$(GO) test -short ./...
+	$(GO) test -short $(UNIT)
 
 test: deps lint unit race sim process cross arm64
 	@echo "all tests passed"
@@ -33,7 +36,7 @@ unit: ## every package but the real-process tests; of each pure file 95 % of the
 	cd internal/engine/kernels/gen && $(GO) vet . && $(GO) test .
 
 race:
-	$(GO) test -race -short $$($(GO) list ./... | grep -v internal/chaos)
+	$(GO) test -race -short $(UNIT)
 
 sim: build ## a fixed set of seeds, then ever new ones for two minutes
 	bin/metronome sim --seed 1 --seeds 500

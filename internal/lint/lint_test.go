@@ -150,6 +150,24 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// Nothing in the binary can make native objects of a peer's bytes, or load code.
+func TestF79NoNativeObjects(t *testing.T) {
+	pkgs, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedImports | packages.NeedDeps, Dir: root}, "./cmd/metronome")
+	if err != nil || len(pkgs) != 1 {
+		t.Fatalf("%d packages, %v", len(pkgs), err)
+	}
+	seen := 0
+	packages.Visit(pkgs, nil, func(p *packages.Package) {
+		seen++
+		if slices.Contains([]string{"encoding/gob", "encoding/xml", "net/rpc", "plugin"}, p.PkgPath) {
+			t.Errorf("the product depends on %s", p.PkgPath)
+		}
+	})
+	if seen < 100 {
+		t.Errorf("only %d packages were looked at", seen)
+	}
+}
+
 func TestEveryPackageHasADoc(t *testing.T) {
 	for _, p := range load(t) {
 		documented := slices.ContainsFunc(p.Syntax, func(f *ast.File) bool { return f.Doc != nil && len(f.Doc.Text()) > 40 })
