@@ -141,6 +141,7 @@ type addrRules struct {
 	opens     info            // what the last answer brought for the next generation: it may be eviction and refetch in one
 	instance  string          // who was met last
 	replaced  map[string]bool // instances that another one has followed
+	returned  bool            // one of them has answered again
 	evicted   uint64          // the newest generation whose heartbeats failed twice in a row
 	failures  int             // of heartbeats in a row
 	beaten    uint64          // the generation that they are of
@@ -266,8 +267,8 @@ func (r *peerRules) fetched(a *sched.PeerAction, done *sched.PeerDone, at *addrR
 		return
 	}
 	brings, other := known, at.meet(done.Info.Instance)
-	if at.replaced[done.Info.Instance] {
-		brings, other = maybe, true
+	if at.replaced[done.Info.Instance] || at.returned { // who is dead there now is not seen from here
+		brings, other, at.returned = maybe, true, true
 	} else {
 		at.landed, at.used = a.Gen == at.gen, false
 	}

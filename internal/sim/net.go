@@ -15,6 +15,7 @@ type network struct {
 	names   map[string]*process // who answers under a name now
 	workers map[*process]any    // *prefill or *decode
 	blocked map[path]int        // faults that block a direction
+	held    map[path][]*socket  // whose messages wait for that to end
 	slow    map[path]time.Duration
 	trickle map[path]trickle
 	// delivered are the rooms whose pages, first token and ends a decode worker
@@ -43,7 +44,9 @@ type socket struct {
 	last   time.Duration
 	load   int      // bytes on the way to the other end's process
 	sent   int      // messages
+	came   int      // of these, how many the other end has had
 	waits  []parcel // held back, in the order in which they were sent
+	early  []parcel // arrived before others that were sent before them
 
 	take   func(m any)        // a message for the owner
 	ended  func(cause string) // the connection has ended; not after close
@@ -118,11 +121,19 @@ func (s *socket) send(m any, size int) (full bool) {
 	return s.load > maxLoad
 }
 
-// hold keeps a message back. One that was on its way when the direction was
-// blocked goes before those that were sent since: a stream keeps its order.
+// hold keeps a message back until its direction is free again.
 func (s *socket) hold(c parcel) {
-	i, _ := slices.BinarySearchFunc(s.waits, c.nth, func(w parcel, nth int) int { return w.nth - nth })
-	s.waits = slices.Insert(s.waits, i, c)
+	way := path{s.owner.name, s.peer.owner.name}
+	if len(s.waits) == 0 {
+		s.net.held[way] = append(s.net.held[way], s)
+	}
+	s.waits = insert(s.waits, c)
+}
+
+// insert puts a message at its place in the order of sending.
+func insert(list []parcel, c parcel) []parcel {
+	i, _ := slices.BinarySearchFunc(list, c.nth, func(w parcel, nth int) int { return w.nth - nth })
+	return slices.Insert(list, i, c)
 }
 
 func (s *socket) carry(c parcel) {
@@ -139,19 +150,28 @@ func (s *socket) carry(c parcel) {
 			s.hold(c)
 			return
 		}
-		p := s.peer
-		if p.dead || !p.owner.alive || p.owner.life != p.life {
-			return
+		// A stream keeps its order: what overtook another waits for it.
+		for s.early = insert(s.early, c); len(s.early) > 0 && s.early[0].nth == s.came+1; s.early = s.early[1:] {
+			s.came++
+			s.arrive(s.early[0])
 		}
-		p.owner.inside(p.life, func() {
-			s.load -= c.size
-			if !p.closed && p.take != nil {
-				p.take(c.m)
-			}
-			if s.drains != nil && !s.closed {
-				s.owner.inside(s.life, s.drains)
-			}
-		})
+	})
+}
+
+// arrive gives a message to the process at the other end.
+func (s *socket) arrive(c parcel) {
+	p := s.peer
+	if p.dead || !p.owner.alive || p.owner.life != p.life {
+		return
+	}
+	p.owner.inside(p.life, func() {
+		s.load -= c.size
+		if !p.closed && p.take != nil {
+			p.take(c.m)
+		}
+		if s.drains != nil && !s.closed {
+			s.owner.inside(s.life, s.drains)
+		}
 	})
 }
 
@@ -159,11 +179,7 @@ func (s *socket) carry(c parcel) {
 func (s *socket) unblock() {
 	waits := s.waits
 	s.waits = nil
-	for i, c := range waits {
-		if s.net.blocked[path{s.owner.name, s.peer.owner.name}] > 0 {
-			s.waits = append(s.waits, waits[i:]...)
-			return
-		}
+	for _, c := range waits {
 		s.carry(c)
 	}
 }
@@ -192,7 +208,9 @@ func (s *socket) tellPeer(cause string) {
 	n.after(at-n.now, func() {
 		switch {
 		case n.blocked[path{s.owner.name, p.owner.name}] > 0:
-			s.tellPeer(cause) // it does not overtake what is held back
+			s.tellPeer(cause)
+		case s.came < s.sent && !s.peer.dead: // it does not overtake what was sent
+			n.after(n.cfg.Delay+time.Millisecond, func() { s.tellPeer(cause) })
 		case p.owner.alive && p.owner.life == p.life:
 			p.owner.inside(p.life, func() { p.end(cause) })
 		}
@@ -255,10 +273,10 @@ func (n *network) block(from, to *process) (lift func()) {
 		if n.blocked[way]--; n.blocked[way] > 0 {
 			return
 		}
-		for _, s := range slices.Clone(from.sockets) {
-			if s.peer.owner == to {
-				s.unblock()
-			}
+		held := n.held[way]
+		delete(n.held, way)
+		for _, s := range held { // also those that were closed meanwhile
+			s.unblock()
 		}
 	}
 }

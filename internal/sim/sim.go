@@ -97,7 +97,7 @@ func (f *fleet) schedule() {
 func newFleet(p *Plan, log io.Writer) *fleet {
 	w := &world{rng: rand.New(rand.NewPCG(p.Seed, 1)), log: log}
 	n := &network{world: w, cfg: p.Net, names: map[string]*process{}, workers: map[*process]any{},
-		blocked: map[path]int{}, slow: map[path]time.Duration{}, trickle: map[path]trickle{}, delivered: map[int64]bool{}}
+		blocked: map[path]int{}, held: map[path][]*socket{}, slow: map[path]time.Duration{}, trickle: map[path]trickle{}, delivered: map[int64]bool{}}
 	f := &fleet{world: w, plan: p, net: n, front: &front{process: newProcess(w, "router"), net: n, plan: p}}
 	for i := range p.Prefills {
 		w := newPrefill(n, p, i)
