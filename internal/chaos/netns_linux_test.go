@@ -30,7 +30,7 @@ func newTestNet(t *testing.T, hosts int) *testNet {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	for _, tool := range []string{"ip", "nft"} {
+	for _, tool := range []string{"ip", "tc", "nft"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("%s is not installed: scripts/deps.sh installs it", tool)
 		}
