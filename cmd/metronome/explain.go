@@ -17,7 +17,7 @@ import (
 
 type explainCmd struct {
 	RID       string `arg:"" name:"rid" help:"The request's id: X-Request-Id, or the rid of /generate."`
-	Router    string `help:"URL of the router that took it." default:"http://127.0.0.1:8000" placeholder:"URL"`
+	Router    string `help:"URL of the router that took it." default:"http://127.0.0.1:8000"`
 	TokenFile string `help:"File with the bearer token that we present." placeholder:"FILE"`
 	JSON      bool   `help:"Print what is known as JSON." name:"json"`
 	Config    string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`

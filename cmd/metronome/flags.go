@@ -47,10 +47,10 @@ type engineFlags struct {
 }
 
 type prefillOnly struct {
-	BootstrapListen  string        `help:"Address of the bootstrap registry inside this prefill worker." default:"${bootstrap_listen}" placeholder:"ADDR"`
+	BootstrapListen  string        `help:"Address of the bootstrap registry inside this prefill worker." default:"${bootstrap_listen}"`
 	Registry         string        `help:"Use the bootstrap registry at this address instead." placeholder:"ADDR"`
 	AnnounceHTTP     bool          `help:"Add prefill_http_port to the registry's answer (SGLang decodes before 0.5.20 refuse it)." name:"announce-http"`
-	KVListen         string        `help:"Address that decode workers' links are taken at, one port for each rank." name:"kv-listen" default:"127.0.0.1:0" placeholder:"ADDR"`
+	KVListen         string        `help:"Address that decode workers' links are taken at, one port for each rank." name:"kv-listen" default:"127.0.0.1:0"`
 	BootstrapTimeout time.Duration `help:"How long a request waits for its decode leg." default:"300s"`
 }
 
@@ -93,7 +93,7 @@ type routerOnly struct {
 }
 
 type routerCmd struct {
-	Listen  string   `help:"Address for clients." default:"127.0.0.1:8000" placeholder:"ADDR"`
+	Listen  string   `help:"Address for clients." default:"127.0.0.1:8000"`
 	Prefill []string `help:"A prefill worker: URL, or URL,BOOTSTRAP_PORT." placeholder:"URL[,PORT]" sep:"none"`
 	Decode  []string `help:"A decode worker's URL." placeholder:"URL" sep:"none"`
 	commonFlags
@@ -102,7 +102,7 @@ type routerCmd struct {
 
 type prefillCmd struct {
 	Model  string `arg:"" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
-	Listen string `help:"Address for HTTP." default:"127.0.0.1:30000" placeholder:"ADDR"`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:30000"`
 	commonFlags
 	engineFlags
 	joinFlags
@@ -112,7 +112,7 @@ type prefillCmd struct {
 
 type decodeCmd struct {
 	Model  string `arg:"" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
-	Listen string `help:"Address for HTTP." default:"127.0.0.1:30100" placeholder:"ADDR"`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:30100"`
 	commonFlags
 	engineFlags
 	joinFlags
@@ -125,13 +125,13 @@ type baselineCmd struct{ decodeCmd }
 
 type serveCmd struct {
 	Model  string `arg:"" help:"Path of a GGUF file, a name that pull knows, tiny (built in), or sim with --engine sim."`
-	Listen string `help:"Address for HTTP." default:"127.0.0.1:8000" placeholder:"ADDR"`
+	Listen string `help:"Address for HTTP." default:"127.0.0.1:8000"`
 	commonFlags
 	engineFlags
 }
 
 type registryCmd struct {
-	Listen string `help:"Address for prefill and decode workers." default:"127.0.0.1:8998" placeholder:"ADDR"`
+	Listen string `help:"Address for prefill and decode workers." default:"127.0.0.1:8998"`
 	commonFlags
 }
 

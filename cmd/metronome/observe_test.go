@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/url"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -235,7 +236,7 @@ var unmoved = []string{"loop_overrun_total", "peer_evicted_total", "kv_frames_re
 func TestMetricsAsDocumented(t *testing.T) {
 	f := startRoles(t, nil)
 	all := promises(t)
-	bases := map[string]string{"router": f.router, "serve": f.serve, "prefill": f.prefill, "decode": f.decode}
+	bases := map[string]string{"router": f.router, "serve": f.serve, "prefill": f.prefill, "decode": f.decode, "registry": startRegistry(t)}
 	for role, base := range bases {
 		first := scrapeMetrics(t, base)
 		for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -266,6 +267,25 @@ func TestMetricsAsDocumented(t *testing.T) {
 			}
 		}
 	}
+}
+
+// startRegistry starts a registry alone, as a process, and gives its URL.
+func startRegistry(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command("metronome", "registry", "--listen=127.0.0.1:0", "--json")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	var line readyLine
+	if err := json.NewDecoder(out).Decode(&line); err != nil || !line.Ready {
+		t.Fatalf("the registry is not ready: %v", err)
+	}
+	return line.HTTP
 }
 
 // holds checks one promise against the first scrape of a role.

@@ -25,7 +25,7 @@ type simCmd struct {
 	Requests int           `help:"Requests of a run." default:"50"`
 	Verbose  bool          `help:"Print the transcript of each run."`
 	Replay   string        `help:"Run the plan in this file and print its transcript." placeholder:"FILE"`
-	Out      string        `help:"Where the shrunk plan of a failure is written." default:"failure.json" placeholder:"FILE"`
+	Out      string        `help:"Where the shrunk plan of a failure is written." default:"failure.json"`
 	Compare  string        `help:"Show a decode loop that waits for its peers beside ours: blocking." enum:"blocking," default:""`
 	SVG      string        `help:"With --compare: draw the gaps between tokens into this file." name:"svg" placeholder:"FILE"`
 	Config   string        `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
