@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -542,4 +543,40 @@ func TestF68FirstToken(t *testing.T) {
 	}
 	// A prompt that ends inside a character: what completes it is decode's and prefill's alike.
 	f.three(t, "a part of a character", "/generate", `{"input_ids":[244,5,233],"sampling_params":{"max_new_tokens":8,"temperature":1,"seed":4}}`)
+}
+
+// A body that never arrives whole ends in the request's own time with 408, one
+// that ends early is 400: serve says what the router says.
+func TestBodiesThatDoNotArrive(t *testing.T) {
+	f := startRoles(t, nil)
+	for _, way := range []struct{ name, base string }{{"serve", f.serve}, {"router", f.router}} {
+		for _, path := range []string{"/generate", "/v1/completions", "/v1/chat/completions"} {
+			for _, c := range []struct {
+				half         bool // the client closes its sending side
+				status       int
+				code, phrase string
+			}{{false, 408, "deadline_exceeded", "did not arrive in time"}, {true, 400, "invalid_request", "did not arrive whole"}} {
+				conn, err := net.Dial("tcp", strings.TrimPrefix(way.base, "http://"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				conn.SetDeadline(time.Now().Add(10 * time.Second))
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: 300ms\r\nContent-Length: 50\r\n\r\n{", path)
+				if c.half {
+					conn.(*net.TCPConn).CloseWrite()
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatalf("%s %s: %v", way.name, path, err)
+				}
+				data, _ := io.ReadAll(resp.Body)
+				conn.Close()
+				got := answer{status: resp.StatusCode, body: data}
+				code, _, _ := got.failure()
+				if got.status != c.status || code != c.code || !strings.Contains(string(data), c.phrase) || (resp.Header.Get("X-Should-Retry") == "false") == c.half {
+					t.Errorf("%s %s, half closed %v: %v, x-should-retry %q", way.name, path, c.half, got, resp.Header.Get("X-Should-Retry"))
+				}
+			}
+		}
+	}
 }

@@ -1,7 +1,10 @@
 package api
 
 import (
+	"errors"
+	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -105,4 +108,24 @@ func AppendErrorEvent(b []byte, e *Error) []byte {
 	b = append(b, "data: "...)
 	b = AppendErrorJSON(b, e)
 	return append(b, "\n\n"...)
+}
+
+// BoundBody gives the body of a request so long to arrive. net/http reads what
+// is left of a body before it answers, also where the answer is that of a wrong
+// path or token; without a bound it would wait for ever.
+func BoundBody(w http.ResponseWriter, r *http.Request, within time.Duration) {
+	if r.ContentLength != 0 {
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(within))
+	}
+}
+
+// BodyError says why a request's body could not be read.
+func BodyError(err error) *Error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &Error{Code: DeadlineExceeded, Status: http.StatusRequestTimeout, Message: "the body did not arrive in time"}
+	case errors.Is(err, io.ErrUnexpectedEOF): // who has only closed its sending side can still be told
+		return Errorf(InvalidRequest, "the body did not arrive whole: %v", err)
+	}
+	return Errorf(ClientGone, "the body broke off: %v", err)
 }

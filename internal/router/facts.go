@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -26,11 +27,14 @@ func (r *Router) forward(w http.ResponseWriter, req *http.Request) {
 		prefer = Decode
 		var err error
 		if body, err = io.ReadAll(http.MaxBytesReader(w, req.Body, r.cfg.MaxBody)); err != nil {
+			e := api.BodyError(err)
 			if _, ok := err.(*http.MaxBytesError); ok {
-				api.WriteError(w, tooLarge(r.cfg.MaxBody))
+				e = tooLarge(r.cfg.MaxBody)
 			}
-			return // or the client is gone
+			api.WriteError(w, e)
+			return
 		}
+		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	wk, e := r.table.first(r.now(), prefer)
 	if e != nil {

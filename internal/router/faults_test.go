@@ -1,6 +1,7 @@
 package router
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -375,6 +376,45 @@ func (f *fleet) raw(request string) string {
 		return "error: " + err.Error()
 	}
 	return string(b)
+}
+
+// A body that never comes ends any request, of any path, with an answer.
+func TestBodiesThatNeverCome(t *testing.T) {
+	for head, want := range map[string]string{
+		"POST /generate":                               "408",
+		"POST /generate\nX-Request-Timeout: 5s":        "408",
+		"POST /generate\nX-Request-Timeout: soon":      "400",
+		"POST /generate\nX-Request-Timeout: 1h":        "408",
+		"GET /generate":                                "405",
+		"POST /tokenize":                               "408",
+		"PUT /members\nX-Forwarded-For: 10.0.0.1":      "408",
+		"GET /livez":                                   "200",
+		"POST /nowhere\nTransfer-Encoding: chunked":    "404",
+		"POST /generate\nTransfer-Encoding: chunked":   "408",
+		"POST /detokenize\nTransfer-Encoding: chunked": "408",
+		"POST /v1/models":                              "405",
+	} {
+		t.Run(strings.ReplaceAll(head, "\n", " "), func(t *testing.T) {
+			inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+				c, err := f.net.dial(t.Context(), "", "router:80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				line, header, _ := strings.Cut(head, "\n")
+				if !strings.Contains(header, "chunked") {
+					header += "\r\nContent-Length: 50"
+				}
+				go io.WriteString(c, line+" HTTP/1.1\r\nHost: r\r\n"+strings.TrimPrefix(header, "\r\n")+"\r\n\r\n")
+				began := time.Now()
+				c.SetReadDeadline(began.Add(2 * time.Minute))
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil || !strings.HasPrefix(resp.Status, want) || time.Since(began) > 61*time.Second {
+					t.Errorf("after %v: %+v %v, want %s", time.Since(began), resp, err, want)
+				}
+			})
+		})
+	}
 }
 
 // Requests that two readers could cut in two ways are refused, or reach the

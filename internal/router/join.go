@@ -78,7 +78,10 @@ func (r *Router) readMembership(req *http.Request) (j joined, e *api.Error) {
 		return joined{}, &api.Error{Code: api.InvalidRequest, Param: param, Message: fmt.Sprintf(format, args...)}
 	}
 	body, err := io.ReadAll(io.LimitReader(req.Body, membershipMax+1))
-	if err != nil || len(body) > membershipMax {
+	if err != nil {
+		return joined{}, api.BodyError(err)
+	}
+	if len(body) > membershipMax {
 		return joined{}, api.Errorf(api.BodyTooLarge, "a membership is at most %d bytes", membershipMax)
 	}
 	var m Membership

@@ -1,10 +1,8 @@
 package router
 
 import (
-	"errors"
 	"io"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
@@ -125,7 +123,7 @@ func (x *exchange) readBody(limit time.Duration) *api.Error {
 			break
 		}
 		if err != nil {
-			return x.bodyError(err)
+			return api.BodyError(err)
 		}
 	}
 	x.rc.SetReadDeadline(time.Time{})
@@ -144,18 +142,6 @@ func (x *exchange) hold(n int64) *api.Error {
 		return x.r.overloaded("request bodies take up more than %d bytes, which is the most this router holds", x.r.cfg.MaxBodies)
 	}
 	return nil
-}
-
-func (x *exchange) bodyError(err error) *api.Error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		e := api.Errorf(api.DeadlineExceeded, "the body did not arrive in time")
-		e.Status = http.StatusRequestTimeout
-		return e
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) { // who has only closed its sending side can still be told
-		return api.Errorf(api.InvalidRequest, "the body did not arrive whole: %v", err)
-	}
-	return api.Errorf(api.ClientGone, "the body broke off: %v", err)
 }
 
 // close takes a request out of the table and tells how it ended.

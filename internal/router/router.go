@@ -328,6 +328,7 @@ func (r *Router) routes() http.Handler {
 		id := requestID(req)
 		req.Header["X-Request-Id"] = []string{id}
 		w.Header()["X-Request-Id"] = req.Header["X-Request-Id"]
+		api.BoundBody(w, req, r.cfg.BodyTimeout)
 		mux.ServeHTTP(w, req)
 	})
 }

@@ -122,6 +122,7 @@ func (h *httpSide) guard(next http.Handler) http.Handler {
 			id = rand.Text()
 		}
 		w.Header().Set("X-Request-Id", id)
+		api.BoundBody(w, r, bodyWait)
 		if err := h.authorize(r); err != nil {
 			api.WriteError(w, err)
 			return
@@ -153,18 +154,18 @@ func validRequestID(id string) bool {
 	return true
 }
 
-// body reads a request body within its bounds of size and time.
+// body reads a request body within its bounds of size and time. guard has set
+// the bound of time, which ends with the body.
 func body(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
-	http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWait))
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	http.NewResponseController(w).SetReadDeadline(time.Time{})
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
 		return nil, api.Errorf(api.BodyTooLarge, "the body is larger than %d bytes", maxBody)
 	case err != nil:
-		return nil, api.Errorf(api.InvalidRequest, "the body did not arrive whole: %v", err)
+		return nil, api.BodyError(err)
 	}
+	http.NewResponseController(w).SetReadDeadline(time.Time{})
 	return data, nil
 }
 
@@ -207,6 +208,7 @@ func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([
 	if err != nil {
 		return err
 	}
+	api.BoundBody(w, r, min(bodyWait, time.Until(deadline)))
 	data, err := body(w, r)
 	if err != nil {
 		return err

@@ -1,0 +1,84 @@
+package worker
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/metronome-serve/metronome/internal/api"
+)
+
+// oneConn is a listener that has one connection to give.
+type oneConn chan net.Conn
+
+func (l oneConn) Accept() (net.Conn, error) {
+	if c, ok := <-l; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (l oneConn) Close() error   { return nil }
+func (l oneConn) Addr() net.Addr { return &net.TCPAddr{} }
+
+// A body that never comes ends any request, of any path, with an answer.
+func TestBodiesThatNeverCome(t *testing.T) {
+	for head, want := range map[string]int{
+		"POST /generate": 408,
+		"POST /v1/completions\nX-Request-Timeout: 5s": 408,
+		"POST /generate\nX-Request-Timeout: soon":     400,
+		"POST /tokenize": 408,
+		"POST /abort_request\nTransfer-Encoding: chunked": 408,
+		"GET /generate": 405,
+		"GET /livez":    200,
+		"POST /nowhere": 404,
+		"POST /generate\nAuthorization: Bearer no": 403,
+	} {
+		t.Run(strings.ReplaceAll(head, "\n", " "), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := Config{Role: Serve}
+				if want == 403 {
+					cfg.Tokens = api.NewTokens("yes")
+				}
+				w := newSimWorker(t, cfg)
+				w.wireServe()
+				front, err := newFront(w)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer runLoops(t, w)()
+				ours, theirs := net.Pipe()
+				ln := make(oneConn, 1)
+				ln <- theirs
+				srv := &http.Server{Handler: front}
+				done := make(chan struct{})
+				go func() { srv.Serve(ln); close(done) }()
+				line, header, _ := strings.Cut(head, "\n")
+				if !strings.Contains(header, "chunked") {
+					header += "\r\nContent-Length: 50"
+				}
+				go fmt.Fprintf(ours, "%s HTTP/1.1\r\nHost: w\r\n%s\r\n\r\n", line, strings.TrimPrefix(header, "\r\n"))
+				began := time.Now()
+				ours.SetReadDeadline(began.Add(2 * bodyWait))
+				resp, err := http.ReadResponse(bufio.NewReader(ours), nil)
+				if err != nil || resp.StatusCode != want || time.Since(began) > bodyWait+time.Second {
+					t.Errorf("after %v: %+v %v, want %d", time.Since(began), resp, err, want)
+				} else if wait := 5 * time.Second; strings.Contains(header, "5s") && time.Since(began) != wait {
+					t.Errorf("the answer came after %v, not at the end of the request's time, %v", time.Since(began), wait)
+				} else {
+					io.Copy(io.Discard, resp.Body)
+				}
+				ours.Close()
+				close(ln)
+				<-done
+				srv.Close()
+			})
+		})
+	}
+}
