@@ -274,7 +274,7 @@ func (c *routerCmd) Run(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
-	ln, err := net.Listen("tcp", c.Listen)
+	ln, err := listen(c.Listen)
 	if err != nil {
 		return err
 	}
@@ -342,6 +342,15 @@ func waitReady(ctx context.Context, base string) {
 	}
 }
 
+// listen takes a role's address for HTTP.
+func listen(addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, usagef("--listen: %v", err)
+	}
+	return ln, nil
+}
+
 // reach is the address that others use for a listener: a wildcard bind is
 // reached by --advertise, or else by this machine's loopback.
 func (c *commonFlags) reach(ln net.Listener) string {
@@ -371,7 +380,7 @@ func (c *registryCmd) Run(ctx context.Context, s *settings) error {
 	if !p.accept.Empty() {
 		cfg.Tokens = p.accept.Valid
 	}
-	ln, err := net.Listen("tcp", c.Listen)
+	ln, err := listen(c.Listen)
 	if err != nil {
 		return err
 	}

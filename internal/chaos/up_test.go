@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -99,10 +100,19 @@ func TestWrongUsage(t *testing.T) {
 	os.WriteFile(bad, []byte("GGUF but not really"), 0o644)
 	settings := filepath.Join(t.TempDir(), "settings.yaml")
 	os.WriteFile(settings, []byte("kv-timeout: 3s\nno-such-setting: 1\n"), 0o644)
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	taken := "--listen=" + busy.Addr().String()
 	for _, tc := range []struct {
 		args []string
 		says string
 	}{
+		{[]string{"serve", "tiny", taken}, "--listen"},
+		{[]string{"router", "--prefill=http://127.0.0.1:1", "--decode=http://127.0.0.1:2", taken}, "--listen"},
+		{[]string{"registry", taken}, "--listen"},
 		{[]string{"decode"}, "model"},
 		{[]string{"decode", "tiny", "--no-such-flag"}, "--no-such-flag"},
 		{[]string{"decode", "tiny", "--kv-timeout=soon"}, "--kv-timeout"},
