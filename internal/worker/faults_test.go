@@ -798,7 +798,7 @@ func TestF38HungLoopOrEngine(t *testing.T) {
 		time.Sleep(2100 * time.Millisecond)
 		check("the loop hangs", 503, "loop")
 		close(stuck)
-		time.Sleep(time.Second)
+		time.Sleep(idleTurn + time.Millisecond) // its next turn is surely over
 		check("the loop turns again", 200, "")
 
 		j := job(prompt(1, 20), 1)
