@@ -9,7 +9,7 @@ UNIT = $$($(GO) list ./... | grep -v internal/chaos)
 
 QEMU := qemu-aarch64-static
 
-.PHONY: build quick test long deps lint unit race sim process cross arm64 references clients compare-router clean
+.PHONY: build quick test long deps lint unit race sim process cross arm64 references clients compare compare-router clean
 
 build:
 	$(GO) build -o bin/metronome ./cmd/metronome
@@ -72,6 +72,9 @@ references: ## by hand: has llama.cpp compute testdata/llamacpp anew, and compar
 
 clients: build ## by hand: real clients and a load generator against `up`, a browser among them
 	GO=$(GO) scripts/clients.sh
+
+compare: ## by hand: our engine beside llama.cpp on the same files, into docs/performance.md; ROUNDS, FILES and THREADS make it shorter
+	GO=$(GO) scripts/compare-llamacpp.sh
 
 compare-router: build ## by hand: our router's figures and its rows on failures; PEERS=1: beside sglang-router and smg, into docs/compare-router.md
 	GO=$(GO) scripts/compare-router.sh $(if $(PEERS),peers)

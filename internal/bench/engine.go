@@ -42,9 +42,21 @@ type EngineReport struct {
 	Prefill map[int]Rate
 	Decode  map[int]Rate
 
-	macs    float64         // of weights for one token of a prompt
-	batches map[int]float64 // bytes that a decode batch of so many sequences reads
+	work Work
 }
+
+// Work is what the model asks of a machine. A prompt's token meets each weight
+// of each block once; a decode batch reads each weight once, and the KV of each
+// sequence.
+type Work struct {
+	PrefillMacs float64 `json:"prefill_macs"` // products with weights for one token of a prompt
+	DecodeMacs  float64 `json:"decode_macs"`  // for one token of a batch: the output too
+	Weights     float64 `json:"weight_bytes"` // that each decode batch reads
+	KV          float64 `json:"kv_bytes"`     // of one sequence
+}
+
+// batch is the bytes that a batch of n sequences reads.
+func (w *Work) batch(n int) float64 { return w.Weights + float64(n)*w.KV }
 
 const pageSize = 16
 
@@ -99,8 +111,8 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 		fmt.Fprintln(b.Progress, " tokens/s")
 	}
 	rep := &EngineReport{Model: b.Name, Context: b.Context, Rounds: b.Rounds, Prefill: rates(prefill), Decode: rates(decode),
-		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(ops).Median}}
-	b.work(rep, r.eng.Geometry())
+		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(ops).Median},
+		work:    b.work(r.eng.Geometry())}
 	return rep, nil
 }
 
@@ -194,24 +206,24 @@ func (r *rig) measure(n int, do func() error) (float64, error) {
 	return float64(n*times) / time.Since(began).Seconds(), nil
 }
 
-// work says how much there is to do: a prompt's token meets each weight of each
-// block once; a decode batch reads each weight once, and each sequence's KV.
-func (b *Engine) work(rep *EngineReport, geo kv.Geometry) {
-	bytes := 0
+// work says how much there is to do.
+func (b *Engine) work(geo kv.Geometry) (w Work) {
+	_, untied := b.File.Tensor("output.weight")
 	for _, name := range b.File.Tensors() {
 		t, _ := b.File.Tensor(name)
-		if _, own := b.File.Tensor("output.weight"); name == "token_embd.weight" && own {
+		if name == "token_embd.weight" && untied {
 			continue // a row a token
 		}
-		bytes += len(t.Data)
-		if strings.HasPrefix(name, "blk.") && len(t.Shape) == 2 {
-			rep.macs += float64(t.Values())
+		w.Weights += float64(len(t.Data))
+		if len(t.Shape) == 2 {
+			w.DecodeMacs += float64(t.Values())
+			if strings.HasPrefix(name, "blk.") {
+				w.PrefillMacs += float64(t.Values())
+			}
 		}
 	}
-	rep.batches = map[int]float64{}
-	for _, n := range b.Decode {
-		rep.batches[n] = float64(bytes + n*(b.Context+1)*geo.Layers*geo.Heads*geo.TokenBytes)
-	}
+	w.KV = float64((b.Context + 1) * geo.Layers * geo.Heads * geo.TokenBytes)
+	return w
 }
 
 // JSON is one object: tokens a second by size, and more beside.
@@ -233,8 +245,9 @@ func (r *EngineReport) JSON(w io.Writer) error {
 		Context int                              `json:"context"`
 		Rounds  int                              `json:"rounds"`
 		Machine Machine                          `json:"machine"`
+		Work    Work                             `json:"work"`
 	}{medians(r.Prefill), medians(r.Decode), map[string]map[string][2]float64{"prefill": spread(r.Prefill), "decode": spread(r.Decode)},
-		r.Model, r.Context, r.Rounds, m})
+		r.Model, r.Context, r.Rounds, m, r.work})
 }
 
 // Text is a table for people.
@@ -251,14 +264,14 @@ func (r *EngineReport) Text(w io.Writer) error {
 	for _, n := range sizes(r.Prefill) {
 		x, share := r.Prefill[n], "-"
 		if m.Int8 > 0 {
-			share = fmt.Sprintf("%.1f %% of int8", 100*2*r.macs*x.Median/1e9/m.Int8)
+			share = fmt.Sprintf("%.1f %% of int8", 100*2*r.work.PrefillMacs*x.Median/1e9/m.Int8)
 		}
 		fmt.Fprintf(t, "prefill %d\t%.1f\t%.1f\t%.1f\t%s\t\n", n, x.Median, x.Low, x.High, share)
 	}
 	for _, n := range sizes(r.Decode) {
 		x := r.Decode[n]
 		fmt.Fprintf(t, "decode %d × %d\t%.1f\t%.1f\t%.1f\t%.1f %% of reading\t\n", n, r.Context, x.Median, x.Low, x.High,
-			100*r.batches[n]*x.Median/float64(n)/1e9/m.Stream)
+			100*r.work.batch(n)*x.Median/float64(n)/1e9/m.Stream)
 	}
 	return t.Flush()
 }

@@ -1,6 +1,7 @@
 package modeltest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -24,13 +25,14 @@ type shape struct {
 	variant                      string
 	dim, heads, kvHeads, headDim int
 	ff                           int
+	layers, context              int // 0: 2, and Context
 	untied                       bool
 	pre                          string // byte-level pre-tokenizer; "": SentencePiece
 	factors                      bool   // rope_freqs.weight
 	scaling                      string // rope.scaling.type
 }
 
-// Context is the context of every generated model; where it was stretched, it
+// Context is the context of every generated model but Large; where it was stretched, it
 // was of 256 positions before.
 const Context = 1024
 
@@ -73,10 +75,13 @@ func Models() []Model {
 	return list
 }
 
-const (
-	layers = 2
-	rms    = float32(1e-5)
-)
+// Large is a model to measure with: 147 million weights, nearly all of them in
+// matrices that a decode batch reads from end to end.
+func Large() *Model {
+	return &Model{"llama-150M-Q8_0", "llama", "Q8_0", shape{dim: 1024, heads: 16, kvHeads: 4, headDim: 64, ff: 2816, layers: 13, context: 4096, pre: "smollm"}}
+}
+
+const rms = float32(1e-5)
 
 func (m *Model) random(what string) *rand.Rand {
 	h := fnv.New64a()
@@ -111,8 +116,8 @@ func (m *Model) GGUF() []byte {
 	f.put("general.architecture", m.Arch)
 	f.put("general.name", m.Name)
 	key := func(name string, v any) { f.put(m.Arch+"."+name, v) }
-	key("block_count", layers)
-	key("context_length", Context)
+	key("block_count", cmp.Or(m.layers, 2))
+	key("context_length", cmp.Or(m.context, Context))
 	key("embedding_length", m.dim)
 	key("feed_forward_length", m.ff)
 	key("attention.head_count", m.heads)
@@ -169,7 +174,7 @@ func (m *Model) tensors(f *file) {
 			return min(8, max(1, float32(i)/4-2))
 		})
 	}
-	for l := range layers {
+	for l := range cmp.Or(m.layers, 2) {
 		blk := fmt.Sprintf("blk.%d.", l)
 		vector(blk+"attn_norm.weight", m.dim, near1)
 		vector(blk+"ffn_norm.weight", m.dim, near1)
