@@ -32,6 +32,7 @@ var inner = map[string][]string{
 	"internal/sched/schedtest":  {"internal/sched", "internal/sched/oracle", "internal/kv"},
 	"internal/lint/cmd/noblock": {"internal/lint/noblock"},
 	"internal/model/modeltest":  {"internal/model/known"},
+	"scripts/compare-llamacpp":  {"internal/model/modeltest"},
 }
 
 // The right sides of an arrow that are no list of packages.
