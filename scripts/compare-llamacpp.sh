@@ -47,7 +47,7 @@ for name in ${FILES:-SmolLM2-Q4_1 SmolLM2-Q8_0 SmolLM2-Q4_0 llama-150M-Q8_0}; do
   esac
   list+=("$file")
 done
-args=(-files "$(IFS=,; echo "${list[*]}")" -threads "${THREADS:-1,2}" -rounds "${ROUNDS:-5}" -llama "$bin/llama-batched-bench"
+args=(-files "$(IFS=,; echo "${list[*]}")" -threads "${THREADS:-2,1}" -rounds "${ROUNDS:-5}" -llama "$bin/llama-batched-bench"
   -version "llama.cpp of llama-cpp-python $version (-march=native)" -json "$work/result.json")
 [ -z "$page" ] || args+=(-page "$page" -plot docs/roofline.svg)
 exec "$work/compare" "${args[@]}"

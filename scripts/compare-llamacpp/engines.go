@@ -71,15 +71,17 @@ func (c *comparison) ours(ctx context.Context, cfg config, lines []*measured) er
 	return nil
 }
 
-// theirs runs llama-batched-bench; in the first round with flash attention and
-// without it, later as was faster for each line.
+// theirs runs llama-batched-bench. Where nothing is known about a line or the
+// same one on other threads, with flash attention and without it; then as was
+// faster.
 func (c *comparison) theirs(ctx context.Context, round int, cfg config, lines []*measured) error {
 	got := map[bool]map[*measured]float64{true: {}, false: {}}
+	both := round == 0 && c.flash(lines)
 	for _, flash := range []bool{true, false} {
 		for _, prefill := range []bool{true, false} {
 			var some []*measured
 			for _, m := range lines {
-				if m.Line.Prefill == prefill && (round == 0 || m.Flash == flash) {
+				if m.Line.Prefill == prefill && (both || m.Flash == flash) {
 					some = append(some, m)
 				}
 			}
@@ -92,7 +94,7 @@ func (c *comparison) theirs(ctx context.Context, round int, cfg config, lines []
 		}
 	}
 	for _, m := range lines {
-		if round == 0 {
+		if both {
 			m.Flash = got[true][m] > got[false][m]
 		}
 		m.Theirs = append(m.Theirs, got[m.Flash][m])
@@ -100,11 +102,26 @@ func (c *comparison) theirs(ctx context.Context, round int, cfg config, lines []
 	return nil
 }
 
+// flash takes over what is known about flash attention from the lines of another
+// configuration, and says whether nothing is.
+func (c *comparison) flash(lines []*measured) (unknown bool) {
+	for _, m := range lines {
+		i := slices.IndexFunc(c.Lines, func(q *measured) bool {
+			return len(q.Theirs) > 0 && q.Line.File == m.Line.File && q.Line.Prefill == m.Line.Prefill && q.Line.Size == m.Line.Size
+		})
+		if i < 0 {
+			return true
+		}
+		m.Flash = c.Lines[i].Flash
+	}
+	return false
+}
+
 // batchedBench is one process of llama.cpp's. Prompts: the first is not
 // counted, and short ones are repeated. Decode: all sequences share one prompt
 // of which each has a copy, and go on for 32 tokens.
 func (c *comparison) batchedBench(ctx context.Context, cfg config, flash, prefill bool, lines []*measured, got map[*measured]float64) error {
-	const go_on = 32
+	const goOn = 32
 	n := sizes(lines, prefill)
 	threads := strconv.Itoa(cfg.threads)
 	args := []string{"-m", c.paths[cfg.file], "-t", threads, "-tb", threads, "-b", "2048", "-ub", "512", "--output-format", "jsonl",
@@ -112,13 +129,13 @@ func (c *comparison) batchedBench(ctx context.Context, cfg config, flash, prefil
 	if prefill {
 		all := []int{prompts[0]}
 		for _, size := range n {
-			for range max(1, 1024/size) {
+			for range max(1, 512/size/2) {
 				all = append(all, size)
 			}
 		}
 		args = append(args, "-npp", join(all), "-ntg", "1", "-npl", "1", "-c", strconv.Itoa(slices.Max(n)+held))
 	} else {
-		args = append(args, "-npp", strconv.Itoa(held-go_on), "-ntg", strconv.Itoa(go_on), "-npl", join(n), "-pps", "-c", strconv.Itoa(slices.Max(n)*held))
+		args = append(args, "-npp", strconv.Itoa(held-goOn), "-ntg", strconv.Itoa(goOn), "-npl", join(n), "-pps", "-c", strconv.Itoa(slices.Max(n)*held))
 	}
 	out, err := output(ctx, *peer, args...)
 	if err != nil {
@@ -176,9 +193,9 @@ func join(n []int) string {
 	return strings.Join(words, ",")
 }
 
-// output is what a program printed; one that takes five minutes hangs.
+// output is what a program printed; one that takes ten minutes hangs.
 func output(ctx context.Context, name string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.WaitDelay = time.Second

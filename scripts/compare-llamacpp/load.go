@@ -14,13 +14,10 @@ import (
 // neighbour keeps one core busy until it is killed or its parent is gone.
 func neighbour() {
 	for parent := os.Getppid(); os.Getppid() == parent; {
-		for x := range 1 << 24 {
-			sink = x
+		for range 1 << 24 {
 		}
 	}
 }
-
-var sink int
 
 // startNeighbour starts this program as a busy neighbour; the function that it
 // gives ends it.

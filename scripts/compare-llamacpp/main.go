@@ -3,14 +3,15 @@
 // Command compare-llamacpp measures our engine and llama.cpp's on the same
 // files, in turn, and writes the table and the roofline of docs/performance.md.
 //
-//	compare-llamacpp -files a.gguf,b.gguf -threads 1,2 -rounds 5 -page docs/performance.md -plot docs/roofline.svg
+//	compare-llamacpp -files a.gguf,b.gguf -threads 2,1 -rounds 5 -page docs/performance.md -plot docs/roofline.svg
 //	compare-llamacpp -from result.json ...      writes both from what an earlier run found
 //
 // A round measures every line of the table once with each engine, one right
 // after the other, and the order changes from round to round; so what else the
 // machine does meets both. Each of the two is a process of its own that has
 // the machine to itself. llama.cpp's flash attention is taken or left for each
-// line, as was faster in the first round.
+// line, as was faster in the first round on the number of threads that comes
+// first.
 package main
 
 import (
@@ -33,7 +34,7 @@ import (
 
 var (
 	files   = flag.String("files", "", "GGUF files, with commas between them")
-	threads = flag.String("threads", "1,2", "numbers of threads, with commas between them")
+	threads = flag.String("threads", "2,1", "numbers of threads, with commas between them")
 	rounds  = flag.Int("rounds", 5, "how often each line is measured")
 	binary  = flag.String("metronome", "bin/metronome", "our binary")
 	peer    = flag.String("llama", "", "llama-batched-bench")
@@ -54,7 +55,10 @@ var (
 	batches = []int{1, 4, 8, 16}
 )
 
-const held = 256
+const (
+	held            = 256
+	neighbourRounds = 3 // enough for what differs by far, and slow
+)
 
 func main() {
 	flag.Parse()
@@ -172,6 +176,9 @@ func (c *comparison) measure(ctx context.Context) error {
 	c.Load[0] = othersLoad(ctx)
 	for round := range *rounds {
 		for i, cfg := range configs {
+			if cfg.neighbour && round >= neighbourRounds {
+				continue
+			}
 			fmt.Fprintf(os.Stderr, "%s round %d of %d, %d of %d: %s, %d threads%s\n", time.Now().Format("15:04:05"), round+1, *rounds, i+1, len(configs),
 				cfg.file, cfg.threads, map[bool]string{true: ", beside a busy neighbour"}[cfg.neighbour])
 			if err := c.both(ctx, round, cfg); err != nil {
@@ -199,7 +206,7 @@ func (c *comparison) plan() ([]config, error) {
 			c.Lines = append(c.Lines, &measured{Line: line{cfg.file, cfg.threads, prefill, n, cfg.neighbour}})
 		}
 	}
-	var last config
+	var busiest config
 	for _, path := range strings.Split(*files, ",") {
 		name := strings.TrimSuffix(filepath.Base(path), ".gguf")
 		c.paths[name] = path
@@ -208,17 +215,20 @@ func (c *comparison) plan() ([]config, error) {
 			if err != nil || n < 1 {
 				return nil, fmt.Errorf("-threads: %q is no list of numbers above 0", *threads)
 			}
-			last = config{file: name, threads: n}
-			configs = append(configs, last)
-			add(last, true, prompts...)
-			add(last, false, batches...)
+			cfg := config{file: name, threads: n}
+			if name != busiest.file || n > busiest.threads {
+				busiest = cfg
+			}
+			configs = append(configs, cfg)
+			add(cfg, true, prompts...)
+			add(cfg, false, batches...)
 		}
 	}
-	if last.threads > 1 {
-		last.neighbour = true
-		configs = append(configs, last)
-		add(last, true, 512)
-		add(last, false, 1, 8)
+	if busiest.threads > 1 {
+		busiest.neighbour = true
+		configs = append(configs, busiest)
+		add(busiest, true, 512)
+		add(busiest, false, 1, 8)
 	}
 	return configs, nil
 }
