@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 	"unsafe"
+
+	"github.com/metronome-serve/metronome/internal/model"
 )
 
 // Machine is what the hardware gave in this run, on all threads at once.
@@ -41,6 +43,9 @@ const (
 
 func newMachine(threads int) *machine {
 	m := &machine{best(), threads, make([]byte, streamBytes)}
+	const huge = 2 << 20 // what is asked for begins at a multiple of it
+	first := -int(uintptr(unsafe.Pointer(&m.data[0]))) & (huge - 1)
+	model.HugePages(m.data[first:])
 	for i := range m.data { // every page is memory of its own
 		m.data[i] = byte(i)
 	}

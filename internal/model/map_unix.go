@@ -17,5 +17,6 @@ func mapFile(f *os.File, size int) (data []byte, unmap func() error, err error) 
 	if err != nil {
 		return nil, nil, &os.PathError{Op: "mmap", Path: f.Name(), Err: err}
 	}
+	HugePages(data)
 	return data, func() error { return unix.Munmap(data) }, nil
 }

@@ -186,7 +186,7 @@ var blockForms = []blockForm{
 // while these are computed: sixteen streams are more than a processor foresees.
 func (a *asm) prefetch(blockBytes int, ahead reg.GPVirtual) {
 	for line := 0; line < 16*blockBytes; line += 64 {
-		a.PREFETCHT0(at(ahead, line))
+		a.PREFETCHT1(at(ahead, line))
 	}
 	a.ADDQ(operand.I32(16*blockBytes), ahead)
 }
