@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -77,6 +78,9 @@ func (c *comparison) table() string {
 			100*c.limit(m.Line, us.Median), 100*c.limit(m.Line, them.Median), what)
 	}
 	c.neighbours(&b)
+	if *plot != "" {
+		fmt.Fprintf(&b, "\n![What was reached, below the machine's limits](%s)\n", filepath.Base(*plot))
+	}
 	return b.String()
 }
 
