@@ -21,6 +21,7 @@ var All = []Mutant{
 			{"if t.inFlight() {\n\t\tpanic(", "if false {\n\t\tpanic("},
 		},
 		Test: peers("accept03_one_get"),
+		Sim:  true,
 	},
 	{
 		Name:  "few_fetchers",
@@ -35,6 +36,7 @@ var All = []Mutant{
 		Why:   "a result that has landed is looked at when the next attempt would be due",
 		Edits: []Edit{{"\tp.resolveAll(now, pr, needInfo)\n", "\tp.alarms.set(&alarm{due: func(now time.Duration) { p.resolveAll(now, pr, needInfo) }}, now, k.last+p.cfg.Interval)\n"}},
 		Test:  peers("accept07"),
+		Sim:   true,
 	},
 	{
 		Name: "attempt_per_turn",
@@ -45,6 +47,7 @@ var All = []Mutant{
 			{"!pc.isOpen || pc.inFlight():", "!pc.isOpen:\n\tcase pc.inFlight():\n\t\tpc.spent++\n\t\tp.alarms.set(&pc.alarm, now, now+pc.gap)"},
 		},
 		Test: peers("accept09"),
+		Sim:  true,
 	},
 	{
 		Name:  "budget_after_attempt",
@@ -52,6 +55,7 @@ var All = []Mutant{
 		Why:   "the budget is checked after the attempt was spent: the last one cannot succeed",
 		Edits: []Edit{{"\tdefault:\n\t\tp.attempt(now, pc)\n\t}", "\tdefault:\n\t\tp.attempt(now, pc)\n\t\tif pc.spent >= p.cfg.Attempts {\n\t\t\tpc.owner.exhausted(now)\n\t\t}\n\t}"}},
 		Test:  peers("accept10"),
+		Sim:   true,
 	},
 	{
 		Name: "abort_without_recheck",
@@ -62,6 +66,7 @@ var All = []Mutant{
 			{"\tpc.owner.ask(now)\n", "\tpc.owner.ask(now)\n\tp.alarms.set(&pc.alarm, now, now+pc.gap)\n"},
 		},
 		Test: peers("accept10"),
+		Sim:  true,
 	},
 	{
 		Name:  "in_flight_kept_on_failure",
@@ -69,6 +74,7 @@ var All = []Mutant{
 		Why:   "a fetch that failed leaves its in-flight mark, so none follows",
 		Edits: []Edit{{"\tt.id = 0\n", "\tif d.Fault == OK {\n\t\tt.id = 0\n\t}\n"}},
 		Test:  peers("rule08"),
+		Sim:   true,
 	},
 	{
 		Name:  "mismatch_swallowed",
@@ -76,6 +82,7 @@ var All = []Mutant{
 		Why:   "the fetcher takes a mismatch for a failed fetch",
 		Edits: []Edit{{"\t\tp.mismatched(now, pr, err)\n\t\treturn \"\"\n", "\t\treturn err.Message\n"}},
 		Test:  peers("accept06"),
+		Sim:   true,
 	},
 	{
 		Name:  "mismatch_exhausts",
@@ -90,6 +97,7 @@ var All = []Mutant{
 		Why:   "an eviction begins no new generation",
 		Edits: []Edit{{"\tp.lastGen++\n\tpr.gen = p.lastGen\n\tif pr.known {", "\tif pr.known {"}},
 		Test:  peers("rule11"),
+		Sim:   true,
 	},
 	{
 		Name:  "late_answer_publishes",
@@ -97,6 +105,7 @@ var All = []Mutant{
 		Why:   "what was asked for before an eviction is published after it",
 		Edits: []Edit{{"\tcase t.gen != t.peer.gen:\n\t\to = void\n", ""}},
 		Test:  peers("rule11"),
+		Sim:   true,
 	},
 	{
 		Name:  "heartbeat_without_deadline",
@@ -118,6 +127,7 @@ var All = []Mutant{
 		Why:   "another instance whose layout differs is judged as a mismatch",
 		Edits: []Edit{{"\tcase pr.isOther(d.Welcome.Instance):\n", "\tcase d.Fault != MismatchFault && pr.isOther(d.Welcome.Instance):\n"}},
 		Test:  peers("rule16"),
+		Sim:   true,
 	},
 	{
 		Name:  "old_dp_rank",
@@ -139,6 +149,7 @@ var All = []Mutant{
 		Why:   "a deadline that passed while the process was stopped counts",
 		Edits: []Edit{{"if d.armed == Never || d.now-d.armed <= d.cfg.LateTurn {", "if d.armed == Never || d.now-d.armed <= Never {"}},
 		Test:  transcripts("decode_late"),
+		Sim:   true,
 	},
 	{
 		Name:  "hung_fill_the_queue",
@@ -164,6 +175,7 @@ var All = []Mutant{
 		Why:   "every turn that finds an address unknown counts as an attempt, as it did in the original",
 		Edits: []Edit{{"\tseq := p.alarms.seq\n", "\tfor _, pr := range p.all {\n\t\tif pr.info.isOpen {\n\t\t\tpr.info.spent++\n\t\t}\n\t}\n\tseq := p.alarms.seq\n"}},
 		Test:  peers("accept09"),
+		Sim:   true,
 	},
 	{
 		Name:  "turn_without_bound",
@@ -186,6 +198,37 @@ var All = []Mutant{
 		Edits: []Edit{{" || d.ID <= p.cut:\n\t\to = void", ":\n\t\to = void"}},
 		Test:  peers("rule20"),
 	},
+	{
+		Name:  "queue_of_address_unbounded",
+		File:  "internal/sched/peers.go",
+		Why:   "any number of requests may wait for one address that is not known",
+		Edits: []Edit{{"pr != nil && pr.unresolved >= p.cfg.MaxPerAddr", "pr != nil && pr.unresolved >= 1000*p.cfg.MaxPerAddr"}},
+		Test:  peers("rule19"),
+		Sim:   true,
+	},
+	{
+		Name:  "resolves_for_ever",
+		File:  "internal/sched/peers_claim.go",
+		Why:   "a request may wait a hundred times as long for its prefill as --resolve-timeout says",
+		Edits: []Edit{{"fresh, -1, nil, p.cfg.ResolveTimeout", "fresh, -1, nil, 100*p.cfg.ResolveTimeout"}},
+		Test:  peers("rule21"),
+	},
+	{
+		Name:  "dead_peer_is_kept",
+		File:  "internal/sched/peers_heartbeat.go",
+		Why:   "it takes one failed heartbeat more than it should to give a dead prefill up",
+		Edits: []Edit{{"h.failures < p.cfg.HeartbeatFailures", "h.failures <= p.cfg.HeartbeatFailures"}},
+		Test:  peers("rule10"),
+		Sim:   true,
+	},
+	{
+		Name:  "silence_is_borne",
+		File:  "internal/sched/decode.go",
+		Why:   "a grant about which nothing comes is waited for until its request's own time is over",
+		Edits: []Edit{{"\tr.silent = d.now + d.cfg.KVTimeout\n\td.timers.set(", "\tr.silent = Never\n\td.timers.set("}},
+		Test:  transcripts("decode_transfer"),
+		Sim:   true,
+	},
 
 	// Pages, batches and ends.
 	{
@@ -194,6 +237,7 @@ var All = []Mutant{
 		Why:   "pages are free at the end of their request, though links may still write them",
 		Edits: []Edit{{"\t\td.pool.Quarantine(&r.table)\n\t\tg.table, r.table, g.req, r.grant = r.table, kv.BlockTable{}, nil, nil\n", "\t\td.pool.Release(&r.table)\n\t\tg.req, r.grant = nil, nil\n"}},
 		Test:  transcripts("(decode_transfer|decode_abort)"),
+		Sim:   true,
 	},
 	{
 		Name:  "freed_under_batch",
@@ -201,6 +245,7 @@ var All = []Mutant{
 		Why:   "an abort frees pages that the batch under way writes",
 		Edits: []Edit{{"\td.pool.Quarantine(&r.table)\n\td.held = append(d.held, r.table)\n", "\td.pool.Release(&r.table)\n"}},
 		Test:  transcripts("decode_abort"),
+		Sim:   true,
 	},
 	{
 		Name:  "prompt_freed_under_batch",
@@ -208,6 +253,7 @@ var All = []Mutant{
 		Why:   "an abort at the prefill frees pages that the batch under way writes",
 		Edits: []Edit{{"if !r.known && r.row < 0 {", "if !r.known || r.row >= 0 {"}},
 		Test:  transcripts("prefill_abort"),
+		Sim:   true,
 	},
 	{
 		Name:  "bad_row_ends_batch",
@@ -229,6 +275,7 @@ var All = []Mutant{
 		Why:   "DATA for a grant that was taken back is written into its pages",
 		Edits: []Edit{{"\t\tdelete(p.l.parts, g.spec.Grant)\n", ""}},
 		Test:  transfer("TestTableTranscripts"),
+		Sim:   true,
 	},
 	{
 		Name:  "quiesced_while_writing",
@@ -236,6 +283,7 @@ var All = []Mutant{
 		Why:   "a grant counts as quiesced though a reader is still in its pages",
 		Edits: []Edit{{"if g.over && g.writers == 0 && t.grants", "if g.over && t.grants"}},
 		Test:  transfer("TestTableTranscripts"),
+		Sim:   true,
 	},
 	{
 		Name:  "double_end",
@@ -243,6 +291,7 @@ var All = []Mutant{
 		Why:   "a request that was aborted ends again when its batch is done",
 		Edits: []Edit{{"\td.rows[r.row], r.table, r.row = nil, kv.BlockTable{}, -1\n", "\tr.table, r.row = kv.BlockTable{}, -1\n"}},
 		Test:  transcripts("decode_abort"),
+		Sim:   true,
 	},
 	{
 		Name:  "full_pools_wait",
@@ -308,6 +357,14 @@ var All = []Mutant{
 		Why:   "a prefill's leg ends with the first RECEIVED, though other links of the room still owe theirs",
 		Edits: []Edit{{"\t\tif !q.got {\n", "\t\tif !q.got && false {\n"}},
 		Test:  transfer("TestRoomsTranscripts"),
+	},
+	{
+		Name:  "written_is_delivered",
+		File:  "internal/transfer/rooms.go",
+		Why:   "a prefill's leg ends when all is written, though nobody has said that it came",
+		Edits: []Edit{{"&Sent{s.req})", "&Sent{s.req}, &Received{s.req})"}},
+		Test:  transfer("TestRoomsTranscripts"),
+		Sim:   true,
 	},
 
 	// The router.

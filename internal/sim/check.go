@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,9 +120,10 @@ func (p *prefill) rest() {
 
 // peerRules judges what a decode core asks of its peers, from outside.
 type peerRules struct {
-	d     *decode
-	tries map[uint64]sched.PeerAction
-	addrs map[string]*addrRules
+	d         *decode
+	tries     map[uint64]sched.PeerAction
+	addrs     map[string]*addrRules
+	withdrawn []uint64 // in this turn
 }
 
 // info is what fetches have brought of one generation.
@@ -175,6 +177,17 @@ func (r *peerRules) resolved(addr string) bool {
 	return at.infos[at.gen] != unknown && at.evicted != at.gen
 }
 
+// ready notes which tries the core withdraws in the turn that asks for them: it
+// asked before it heard that their generation was over.
+func (r *peerRules) ready(actions []sched.PeerAction) {
+	r.withdrawn = r.withdrawn[:0]
+	for i := range actions {
+		if actions[i].Kind == sched.CancelTry {
+			r.withdrawn = append(r.withdrawn, actions[i].ID)
+		}
+	}
+}
+
 // action judges one thing that the core wants.
 func (r *peerRules) action(a *sched.PeerAction) {
 	d, at := r.d, r.at(a.Addr)
@@ -188,7 +201,7 @@ func (r *peerRules) action(a *sched.PeerAction) {
 	switch {
 	case a.Gen < at.gen:
 		d.broken("rule 11", "%s: a try at %s for generation %d after one for %d", d.name, a.Addr, a.Gen, at.gen)
-	case a.Gen <= at.evicted:
+	case a.Gen <= at.evicted && !slices.Contains(r.withdrawn, a.ID):
 		d.broken("rule 10", "%s: a try at %s for generation %d, whose heartbeats failed", d.name, a.Addr, a.Gen)
 	case a.Kind == sched.FetchInfo && at.infos[a.Gen] == known:
 		d.broken("rule 1", "%s: %s is fetched again, and is known", d.name, a.Addr)

@@ -404,6 +404,7 @@ func (d *decode) handOut() {
 	for _, n := range r.Notices {
 		d.end.Notice(uint64(n.Link), n.Room, n.Waits)
 	}
+	d.rules.ready(r.Peer)
 	for _, a := range r.Peer {
 		d.peer(a)
 	}
