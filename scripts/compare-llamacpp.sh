@@ -36,18 +36,20 @@ make() {
   shift
   [ -f "$file" ] || { echo "making $(basename "$file")" >&2; "$@" >"$work/make.log" 2>&1 || { cat "$work/make.log" >&2; exit 1; }; mv "$file.part" "$file"; }
 }
+smol=$(bin/metronome pull smollm2)
 list=()
 for name in ${FILES:-SmolLM2-Q4_1 SmolLM2-Q8_0 SmolLM2-Q4_0 llama-150M-Q8_0}; do
   file=$models/$name.gguf
   case $name in
-  SmolLM2-Q4_1) ln -sf "$(bin/metronome pull smollm2)" "$file" ;;
-  SmolLM2-*) make "$file" "$bin/llama-quantize" --allow-requantize "$(bin/metronome pull smollm2)" "$file.part" "${name#SmolLM2-}" ;;
+  SmolLM2-Q4_1) ln -sf "$smol" "$file" ;;
+  SmolLM2-*) make "$file" "$bin/llama-quantize" --allow-requantize "$smol" "$file.part" "${name#SmolLM2-}" ;;
   llama-150M-Q8_0) make "$file" "$work/compare" -generate "$file.part" ;;
   *) file=$name ;; # a path
   esac
-  # Out of the page cache: the first to map it, ours, asks for large pages, and so both have them.
-  dd if="$file" iflag=nocache count=0 status=none
   list+=("$file")
+  # Out of the page cache: the first to map it, ours, asks for large pages, and so both have them.
+  sync "$file"
+  dd if="$file" iflag=nocache count=0 status=none
 done
 args=(-files "$(IFS=,; echo "${list[*]}")" -threads "${THREADS:-2,1}" -rounds "${ROUNDS:-5}" -llama "$bin/llama-batched-bench"
   -version "llama.cpp of llama-cpp-python $version (-march=native)" -json "$work/result.json")
