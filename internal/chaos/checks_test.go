@@ -18,6 +18,8 @@ import (
 //	I4 true or error  a normal end has exactly the tokens of an undisturbed run, else it is an error trueOrError
 //	I5 heals          when the fault is gone, new requests work, and nothing else was restarted      heals
 //	I6 counts add up  usage, finish reasons and metrics are what the clients have got                tally.addsUp
+//
+// Every test ends with those of them that need no knowledge of it: Rig.endsWell.
 
 const (
 	requestBound = 15 * time.Second       // within which every request must end, whatever happens
@@ -118,15 +120,9 @@ func (use idleUse) regained(t *testing.T, procs ...*Proc) {
 
 // busy says what a process still holds, or "".
 func (use idleUse) busy(t *testing.T, p *Proc) string {
-	m, err := Metrics(within(t, 2*time.Second), p.HTTP)
-	if err != nil {
-		return err.Error()
-	}
-	for name, v := range m {
-		held := strings.HasPrefix(name, `metronome_kv_pages{`) && (strings.Contains(name, `"owned"`) || strings.Contains(name, `"quarantined"`))
-		if v != 0 && (held || strings.HasPrefix(name, "metronome_num_")) {
-			return fmt.Sprintf("%s pid %d: %s is %v", p.Role, p.PID(), name, v)
-		}
+	m, why := held(p.HTTP)
+	if why != "" {
+		return fmt.Sprintf("%s pid %d: %s", p.Role, p.PID(), why)
 	}
 	base, ok := use[p]
 	if !ok {
@@ -139,6 +135,23 @@ func (use idleUse) busy(t *testing.T, p *Proc) string {
 		return fmt.Sprintf("%s pid %d: %v descriptors, %v after the warm-up", p.Role, p.PID(), fd, base.descriptors)
 	}
 	return ""
+}
+
+// held gives the metrics of a part, and what of requests it still holds, or "".
+func held(base string) (m map[string]float64, why string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	m, err := Metrics(ctx, base)
+	if err != nil {
+		return nil, err.Error()
+	}
+	for name, v := range m {
+		pages := strings.HasPrefix(name, `metronome_kv_pages{`) && (strings.Contains(name, `"owned"`) || strings.Contains(name, `"quarantined"`))
+		if v != 0 && (pages || strings.HasPrefix(name, "metronome_num_")) {
+			return m, fmt.Sprintf("%s is %v", name, v)
+		}
+	}
+	return m, ""
 }
 
 // trueOrError (I4): a normal end has exactly the right tokens; anything else
@@ -163,18 +176,8 @@ func trueOrError(t *testing.T, a, want *Answer) {
 // policy say so.
 func heals(t *testing.T, when, base string, n int) {
 	t.Helper()
-	for end := time.Now().Add(healWait); ; {
-		var failed error
-		for range n {
-			ctx, cancel := context.WithTimeout(context.Background(), healWait)
-			a, err := Generate(ctx, base, map[string]any{"text": "heal", "sampling_params": map[string]any{"max_new_tokens": 2}})
-			cancel()
-			if err != nil {
-				failed = err
-			} else if a.Status != 200 {
-				failed = fmt.Errorf("status %d: %v", a.Status, a.Error)
-			}
-		}
+	for end := time.Now().Add(healWait); ; <-time.After(50 * time.Millisecond) {
+		failed := works(base, n)
 		if failed == nil {
 			return
 		}
@@ -182,8 +185,91 @@ func heals(t *testing.T, when, base string, n int) {
 			t.Errorf("%s: not healed after %v: %v", when, healWait, failed)
 			return
 		}
-		<-time.After(50 * time.Millisecond)
 	}
+}
+
+// works says why the last of n requests that failed did.
+func works(base string, n int) (failed error) {
+	for range n {
+		ctx, cancel := context.WithTimeout(context.Background(), healWait)
+		a, err := Generate(ctx, base, map[string]any{"text": "heal", "sampling_params": map[string]any{"max_new_tokens": 2}})
+		cancel()
+		if err != nil {
+			failed = err
+		} else if a.Status != 200 {
+			failed = fmt.Errorf("status %d: %v", a.Status, a.Error)
+		}
+	}
+	return failed
+}
+
+// endsWell (I3, I5) is the end of every test, whatever it broke: what was
+// stopped runs on, no part that lives holds anything, and a router that finds
+// all its workers ready answers. Processes in other networks are out of reach.
+func (r *Rig) endsWell(t *testing.T) {
+	if t.Failed() || t.Skipped() || len(r.Wrap) > 0 {
+		return
+	}
+	r.mu.Lock()
+	procs := slices.Clone(r.procs)
+	r.mu.Unlock()
+	var parts, routers []string
+	for _, p := range procs {
+		select {
+		case <-p.done:
+			continue
+		default:
+			p.Continue()
+		}
+		switch p.Role {
+		case "": // up: some of its children may have been killed
+			parts, routers = append(parts, p.Router), append(routers, p.Router)
+			for _, m := range slices.Concat(p.Prefill, p.Decode) {
+				if _, why := held(m.HTTP); !strings.Contains(why, "refused") {
+					parts = append(parts, m.HTTP)
+				}
+			}
+		case "router":
+			parts, routers = append(parts, p.HTTP), append(routers, p.HTTP)
+		case "registry": // it has no requests
+		default:
+			parts = append(parts, p.HTTP)
+		}
+	}
+	end := time.Now().Add(idleWait)
+	for _, base := range parts {
+		for _, why := held(base); why != ""; _, why = held(base) {
+			if time.Now().After(end) {
+				t.Errorf("at the end of the test, after %v: %s: %s", idleWait, base, why)
+				break
+			}
+			<-time.After(20 * time.Millisecond)
+		}
+	}
+	for _, base := range routers {
+		for allReady(base) { // it may have to learn first that stand-ins for workers are gone
+			why := works(base, 1)
+			if why == nil {
+				break
+			}
+			if time.Now().After(end.Add(healWait)) {
+				t.Errorf("at the end of the test: %s: every worker is ready, and requests fail: %v", base, why)
+				break
+			}
+			<-time.After(50 * time.Millisecond)
+		}
+	}
+}
+
+// allReady: the router has workers of both roles, and no word against any.
+func allReady(router string) bool {
+	m, _ := held(router)
+	for name, n := range m {
+		if strings.HasPrefix(name, "metronome_workers{") && n > 0 && !strings.Contains(name, `state="ready"`) {
+			return false
+		}
+	}
+	return m[`metronome_workers{role="prefill",state="ready"}`] > 0 && m[`metronome_workers{role="decode",state="ready"}`] > 0
 }
 
 // tally (I6) is what a router had counted before the requests that are judged.

@@ -110,17 +110,22 @@ func membersOf(t *testing.T, router *Proc) (rows []memberRow) {
 	return rows
 }
 
-// checkMembers wants these to be the members, in their present lives.
+// checkMembers wants these to be the members, in their present lives, as soon as
+// a past life's last leg has ended.
 func checkMembers(t *testing.T, router *Proc, want []*Proc) {
 	t.Helper()
-	rows := membersOf(t, router)
-	ok := len(rows) == len(want)
-	for _, p := range want {
-		ok = ok && slices.ContainsFunc(rows, func(row memberRow) bool {
-			return row.Role == p.Role && row.URL == p.HTTP && row.Instance == p.Instance
-		})
+	var rows []memberRow
+	for end := time.Now().Add(idleWait); time.Now().Before(end); <-time.After(50 * time.Millisecond) {
+		rows = membersOf(t, router)
+		ok := len(rows) == len(want)
+		for _, p := range want {
+			ok = ok && slices.ContainsFunc(rows, func(row memberRow) bool {
+				return row.Role == p.Role && row.URL == p.HTTP && row.Instance == p.Instance
+			})
+		}
+		if ok {
+			return
+		}
 	}
-	if !ok {
-		t.Errorf("%d members: %+v", len(rows), rows)
-	}
+	t.Errorf("%d members: %+v", len(rows), rows)
 }

@@ -36,11 +36,13 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// newRig is a rig whose processes end with the test.
+// newRig is a rig whose processes end with the test, and before that must be
+// idle and work.
 func newRig(t *testing.T) *Rig {
 	t.Helper()
 	r := &Rig{Binary: binary}
 	t.Cleanup(func() {
+		r.endsWell(t)
 		if t.Failed() {
 			r.mu.Lock()
 			for _, p := range r.procs {
