@@ -62,7 +62,7 @@ func (c *comparison) table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d cores of %s, %s kernels; %s against %s; %d rounds.\n", c.Date, c.Cores, c.CPU, c.Kernels, c.Versions[0], c.Versions[1], c.Rounds)
 	fmt.Fprintf(&b, "Others took %.1f cores as the run began and %.1f as it ended%s.\n", c.Load[0], c.Load[1],
-		map[bool]string{true: ": **the machine was not quiet**, and figures are lower than they should be"}[max(c.Load[0], c.Load[1]) > 0.2])
+		map[bool]string{true: ": **the machine was not quiet**, figures are lower than they should be, and ratios are not to be relied on"}[max(c.Load[0], c.Load[1]) > 0.2])
 	fmt.Fprintf(&b, "%s\n\n", c.summary())
 	b.WriteString("| file | threads | | Metronome, tokens/s | llama.cpp, tokens/s | ratio | at least 1.0 | of the machine: ours, llama.cpp's |\n|---|---|---|---|---|---|---|---|\n")
 	for _, m := range c.Lines {
@@ -110,8 +110,15 @@ func (c *comparison) summary() string {
 	}
 	s := fmt.Sprintf("%d of %d lines are at 1.0 or more, %d of them at 1.5 or more.", one, all, more)
 	for _, t := range slices.Sorted(maps.Keys(c.Stream)) {
-		s += fmt.Sprintf("\n%d thread%s read memory at %.1f GB/s (%.1f to %.1f) and do %.0f GOPS of int8.", t, map[bool]string{true: "s"}[t > 1],
+		s += fmt.Sprintf("\nOn %d thread%s memory is read at %.1f GB/s (%.1f to %.1f), and there are %.0f GOPS of int8", t, map[bool]string{true: "s"}[t > 1],
 			c.Stream[t].Median, c.Stream[t].Low, c.Stream[t].High, c.Int8[t].Median)
+		last := c.Lines[len(c.Lines)-1].Line.File
+		i := slices.IndexFunc(c.Lines, func(m *measured) bool { return m.Line == line{File: last, Threads: t, Size: 1} })
+		if i >= 0 {
+			share := c.limit(c.Lines[i].Line, spreadOf(c.Lines[i].Ours).Median)
+			s += fmt.Sprintf("; decode of one sequence of %s reads at %.0f %% of that (goal: 85 %%, %s)", last, 100*share, reached(share >= 0.85))
+		}
+		s += "."
 	}
 	return s
 }
