@@ -98,6 +98,9 @@ func TestStatusCodes(t *testing.T) {
 			t.Errorf("%d: %s with status %d, want %s", status, v.err.Code, v.err.Status, want)
 		}
 	}
+	if v := judge(Decode, "w", fault{kind: faultStatus, status: 502, text: "m"}); v.err.Code != api.DecodeUnreachable || v.err.Status != 0 {
+		t.Errorf("502: %s with status %d, want that of the code", v.err.Code, v.err.Status)
+	}
 }
 
 // TestBusyIsNotIll: a worker that has too much to do is passed by and loses no
