@@ -325,3 +325,66 @@ func TestDrain(t *testing.T) {
 		}
 	})
 }
+
+// A request that has had nothing waits for a worker that is out, for that may
+// come back, and moves when another comes in; not for ever.
+func TestWorkerOutBeforeTheFirstByte(t *testing.T) {
+	ask := func(f *fleet) (reply, time.Duration) {
+		began := time.Now()
+		got := f.post("/generate", `{"text":"x","stream":true}`)
+		return got, time.Since(began)
+	}
+	within := func(t *testing.T, took, least, most time.Duration) {
+		t.Helper()
+		if took < least || took > most {
+			t.Errorf("it took %v, not %v to %v", took, least, most)
+		}
+	}
+	for leg, code := range map[Leg]string{Decode: "decode_unreachable", Prefill: "prefill_unreachable"} {
+		t.Run(leg.String(), func(t *testing.T) {
+			inFleet(t, 1, 1, func(c *Config) { c.IdleTimeout = 30 * time.Second }, func(t *testing.T, f *fleet) {
+				hung := []*stub{f.p[0], f.d[0]}[leg]
+				f.d[0].serve, hung.serve = hang, hang
+				time.AfterFunc(time.Second, func() { hung.setHealth(hungHealth) })
+				got, took := ask(f)
+				if got.code(t) != code || !strings.Contains(got.body, "its health probes have failed for 30s") {
+					t.Errorf("%+v", got)
+				}
+				within(t, took, 30*time.Second, 35*time.Second)
+			})
+		})
+	}
+	t.Run("comes back", func(t *testing.T) {
+		inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+			f.d[0].serve = func(s *stub, w http.ResponseWriter, r *http.Request, body []byte) {
+				s.setHealth(hungHealth)
+				time.Sleep(50 * time.Second)
+				s.setHealth(nil)
+				time.Sleep(50 * time.Second)
+				stream(0, usual)(s, w, r, body)
+			}
+			got, took := ask(f)
+			if got.status != 200 || got.body != usual {
+				t.Errorf("%+v", got)
+			}
+			within(t, took, 100*time.Second, 101*time.Second)
+		})
+	})
+	t.Run("another comes in", func(t *testing.T) {
+		inFleet(t, 1, 2, nil, func(t *testing.T, f *fleet) {
+			f.d[0].serve = hang
+			f.d[0].setHealth(hungHealth)
+			f.d[1].setHealth(hungHealth)
+			time.Sleep(5 * time.Second)
+			f.d[0].setHealth(nil)
+			time.Sleep(5 * time.Second)
+			time.AfterFunc(time.Second, func() { f.d[0].setHealth(hungHealth) })
+			time.AfterFunc(20*time.Second, func() { f.d[1].setHealth(nil) })
+			got, took := ask(f)
+			if got.status != 200 || got.body != usual {
+				t.Errorf("%+v", got)
+			}
+			within(t, took, 20*time.Second, 25*time.Second)
+		})
+	})
+}

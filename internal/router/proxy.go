@@ -61,7 +61,8 @@ type exchange struct {
 
 	journal journal
 
-	idle      *time.Timer   // runs while relaying; under mu
+	watch     *time.Timer   // runs while there is an attempt; under mu
+	wellAt    time.Duration // when both workers of the attempt were last seen in rotation; under mu
 	firstByte time.Duration // when the client's first byte was due, 0: not yet; set under mu
 
 	timer  *time.Timer   // the deadline
@@ -190,6 +191,8 @@ func (x *exchange) dispatch(now time.Duration) {
 	a.ctx[Prefill], a.cancel[Prefill] = context.WithCancelCause(x.r.base)
 	a.ctx[Decode], a.cancel[Decode] = context.WithCancelCause(x.req.Context())
 	a.scored = make(chan struct{})
+	x.wellAt = now
+	x.watchOver(a, x.watchOpen)
 	x.r.legs.Go(func() { x.prefill(a) })
 }
 
@@ -213,8 +216,8 @@ func (x *exchange) run() {
 		x.dropScores(a)
 	}
 	x.timer.Stop()
-	if x.idle != nil {
-		x.idle.Stop()
+	if x.watch != nil {
+		x.watch.Stop()
 	}
 	x.answer()
 }
@@ -341,10 +344,7 @@ func (x *exchange) mayRelay(a *attempt, resp *http.Response) bool {
 	}
 	now := x.r.now()
 	x.heard.Store(int64(now))
-	if x.idle != nil {
-		x.idle.Stop()
-	}
-	x.idle = time.AfterFunc(min(x.r.cfg.IdleTimeout, x.r.cfg.HealthTimeout), func() { x.watchIdle(a) })
+	x.watchOver(a, x.watchIdle)
 	x.journal.kept = resp.Header.Get(api.JournalHeader) != ""
 	if a.goesOn {
 		x.moved(a)
@@ -543,6 +543,42 @@ func (x *exchange) arm(now time.Duration) {
 	}
 }
 
+// watchOver has look come again and again, until the next attempt or the end.
+func (x *exchange) watchOver(a *attempt, look func(*attempt)) {
+	if x.watch != nil {
+		x.watch.Stop()
+	}
+	x.watch = time.AfterFunc(min(x.r.cfg.IdleTimeout, x.r.cfg.HealthTimeout), func() { look(a) })
+}
+
+// watchOpen looks after a request that has had nothing yet. While a worker of its
+// pair is out it moves as soon as there is somewhere to move to; when there was
+// nowhere for so long as a silent decode may take, it has failed.
+func (x *exchange) watchOpen(a *attempt) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.pair.phase != phaseOpen || x.pair.attempt != a.n {
+		return
+	}
+	now, limit := x.r.now(), x.r.cfg.IdleTimeout
+	x.watch.Reset(min(limit, x.r.cfg.HealthTimeout))
+	well := true
+	for _, leg := range [...]Leg{Decode, Prefill} {
+		if x.pair.attempt != a.n || x.pair.legs[leg] != legOpen || !x.r.table.out(a.workers[leg]) {
+			continue
+		}
+		well = false
+		x.out(now, leg)
+		if now-x.wellAt >= limit {
+			x.stepLocked(event{kind: evFailed, attempt: a.n, leg: leg,
+				fault: fault{kind: faultOut, text: fmt.Sprintf("its health probes have failed for %v", limit)}})
+		}
+	}
+	if well {
+		x.wellAt = now
+	}
+}
+
 // watchIdle ends a decode that has begun to answer and fell silent, and sooner
 // if a worker of its pair is out.
 func (x *exchange) watchIdle(a *attempt) {
@@ -558,7 +594,7 @@ func (x *exchange) watchIdle(a *attempt) {
 			fault: fault{kind: faultSilent, text: fmt.Sprintf("nothing came for %v", limit)}})
 		return
 	}
-	x.idle.Reset(min(left, x.r.cfg.HealthTimeout))
+	x.watch.Reset(min(left, x.r.cfg.HealthTimeout))
 	for _, leg := range [...]Leg{Decode, Prefill} {
 		if x.pair.attempt == a.n && x.r.table.out(x.cur.workers[leg]) {
 			x.out(now, leg)
