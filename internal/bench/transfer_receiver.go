@@ -73,15 +73,7 @@ func (r *TransferReceiver) link(ctx context.Context, geo kv.Geometry) (err error
 	r.landed = make(chan error, 1)
 	r.receiver, err = transfer.NewReceiver(transfer.ReceiverConfig{Geometry: geo, Memory: []transfer.Memory{r.arena},
 		Now:   func() time.Duration { return time.Since(began) },
-		Hello: transfer.Hello{Instance: "bench decode"},
-		Events: func(e transfer.Event) {
-			switch e := e.(type) {
-			case *transfer.Landed:
-				r.landed <- nil
-			case *transfer.Failed:
-				r.landed <- &e.Cause
-			}
-		}})
+		Hello: transfer.Hello{Instance: "bench decode"}, Events: r.heard})
 	if err != nil {
 		return err
 	}
@@ -89,6 +81,23 @@ func (r *TransferReceiver) link(ctx context.Context, geo kv.Geometry) (err error
 		r.receiver.Close()
 	}
 	return err
+}
+
+// heard takes the end of the one transfer that is under way. Like each taker of
+// events it does not wait: there is room for the end of one.
+func (r *TransferReceiver) heard(e transfer.Event) {
+	var end error
+	switch e := e.(type) {
+	case *transfer.Landed:
+	case *transfer.Failed:
+		end = &e.Cause
+	default:
+		return
+	}
+	select {
+	case r.landed <- end:
+	default:
+	}
 }
 
 func (r *TransferReceiver) take(word string) error {

@@ -401,7 +401,7 @@ var All = []Mutant{
 		File: "internal/router/proxy.go",
 		Why:  "a further attempt is sent with the rooms of the one before",
 		Edits: []Edit{
-			{"\tjournal journal\n\n\tidle ", "\tjournal journal\n\trooms   []int64\n\n\tidle "},
+			{"\tjournal journal\n\n\twatch ", "\tjournal journal\n\trooms   []int64\n\n\twatch "},
 			{"\tfor i := range in.Rooms {\n", "\tif x.rooms != nil {\n\t\tin.Rooms = x.rooms\n\t}\n\tx.rooms = in.Rooms\n\tfor i := range in.Rooms[:len(in.Rooms)*(1-min(x.pair.attempt-1, 1))] {\n"},
 		},
 		Test: router("TestFaults|TestRetr"),
