@@ -178,12 +178,14 @@ func (p *Plan) mustRequests(s Shape) {
 	}
 }
 
-// A new request must be served so long after the last fault. A prefill whose
+// A new request must be served so long after the last fault: what is known of a
+// prefill lives until the answer to its next heartbeat, 5 s and a way there and
+// back from the one that still met the impostor. A prefill whose
 // name led elsewhere is believed again only some time after (rule 15), and the
 // two legs of what was asked meanwhile wait at different prefills for a room
 // that never comes, until one of them gives up.
 const (
-	healing   = 5 * time.Second
+	healing   = 6 * time.Second
 	returning = 10 * time.Second
 )
 
