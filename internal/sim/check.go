@@ -294,7 +294,11 @@ func (r *peerRules) fetched(a *sched.PeerAction, done *sched.PeerDone, at *addrR
 
 // meet notes who has answered, and says that it is another one than before.
 func (at *addrRules) meet(instance string) bool {
-	if instance == "" || instance == at.instance || at.replaced[instance] {
+	if instance == "" || instance == at.instance {
+		return false
+	}
+	if at.replaced[instance] { // it may be believed again, and the one that followed it then is dead
+		at.returned = true
 		return false
 	}
 	other := at.instance != ""
