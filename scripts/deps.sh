@@ -11,7 +11,11 @@ fi
 # The chat templates' reference: the Jinja2 that testdata/jinja was recorded with.
 "$venv/bin/python" -c 'import jinja2; assert jinja2.__version__ == "3.1.6"' 2>/dev/null || "$venv/bin/pip" install --quiet jinja2==3.1.6
 
-# The openai client for Node, where there is a Node; version 7 wants a newer one than distributions have.
+# The openai client for Node, where there is a Node or may be one; version 7 wants a newer one than distributions have.
+if ! command -v npm >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nodejs npm >/dev/null
+fi
 if command -v npm >/dev/null && [ ! -d .cache/node/node_modules/openai ]; then
   npm install --silent --no-fund --no-audit --prefix .cache/node 'openai@^6' >/dev/null
 fi

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -89,13 +90,7 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	}
 	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
 	r, err := b.Run(ctx)
-	if err != nil {
-		return unfit(err)
-	}
-	if c.JSON {
-		return r.JSON(os.Stdout)
-	}
-	return r.Text(os.Stdout)
+	return printed(r, err, c.JSON)
 }
 
 type benchTransferCmd struct {
@@ -120,13 +115,7 @@ func (c *benchTransferCmd) Run(ctx context.Context, s *settings) error {
 			"--extent="+strconv.FormatInt(r.Extent, 10), "--size="+strconv.FormatInt(r.Size, 10))
 	}
 	r, err := (&bench.Transfer{Extent: int64(c.Extent), Size: int64(c.Size), Rounds: c.Rounds, Receiver: receiver, Progress: os.Stderr}).Run(ctx)
-	if err != nil {
-		return unfit(err)
-	}
-	if c.JSON {
-		return r.JSON(os.Stdout)
-	}
-	return r.Text(os.Stdout)
+	return printed(r, err, c.JSON)
 }
 
 // benchReceiverCmd is the other process of bench transfer.
@@ -161,13 +150,7 @@ func (c *benchLoopCmd) Run(ctx context.Context, s *settings) error {
 		return err
 	}
 	r, err := (&bench.Loop{Running: c.Running, Waiting: append([]int{0}, c.Waiting...), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
-	if err != nil {
-		return unfit(err)
-	}
-	if c.JSON {
-		return r.JSON(os.Stdout)
-	}
-	return r.Text(os.Stdout)
+	return printed(r, err, c.JSON)
 }
 
 type benchHTTPCmd struct {
@@ -195,10 +178,18 @@ func (c *benchHTTPCmd) Run(ctx context.Context, s *settings) error {
 		b.URLs = append(b.URLs, c.Beside)
 	}
 	r, err := b.Run(ctx)
-	if err != nil {
+	return printed(r, err, c.JSON)
+}
+
+// printed prints what was measured, or says why nothing was.
+func printed(r interface {
+	JSON(io.Writer) error
+	Text(io.Writer) error
+}, err error, asJSON bool) error {
+	switch {
+	case err != nil:
 		return unfit(err)
-	}
-	if c.JSON {
+	case asJSON:
 		return r.JSON(os.Stdout)
 	}
 	return r.Text(os.Stdout)
