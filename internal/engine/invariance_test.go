@@ -573,25 +573,3 @@ func TestExtentPanics(t *testing.T) {
 		}()
 	}
 }
-
-// TestCrew runs phases of many sizes and counts their tiles.
-func TestCrew(t *testing.T) {
-	for _, threads := range []int{1, 2, 5} {
-		c := newCrew(threads)
-		for n := range 300 {
-			hits := make([]int32, n)
-			c.run(n, func(tile, worker int) {
-				if worker < 0 || worker >= threads {
-					t.Errorf("worker %d of %d", worker, threads)
-				}
-				hits[tile]++
-			})
-			for i, h := range hits {
-				if h != 1 {
-					t.Fatalf("%d threads: tile %d of %d ran %d times", threads, i, n, h)
-				}
-			}
-		}
-		c.close()
-	}
-}
