@@ -69,6 +69,7 @@ type rig struct {
 	eng     *engine.CPU
 	prompt  []kv.Page
 	batch   engine.Batch // the largest decode batch
+	weights [][]byte     // what each batch reads
 	machine *machine
 }
 
@@ -86,10 +87,11 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 	if err := r.fill(); err != nil {
 		return nil, err
 	}
-	var stream, ops []float64
+	var stream, weights, ops []float64
 	prefill, decode := map[int][]float64{}, map[int][]float64{}
 	for round := range b.Rounds {
 		stream, ops = append(stream, r.machine.stream()), append(ops, r.machine.int8())
+		weights = append(weights, r.machine.reading(r.weights))
 		fmt.Fprintf(b.Progress, "round %d of %d:", round+1, b.Rounds)
 		for _, n := range b.Prefill {
 			x, err := r.measure(n, func() error { return r.prefill(n) })
@@ -111,7 +113,7 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 		fmt.Fprintln(b.Progress, " tokens/s")
 	}
 	rep := &EngineReport{Model: b.Name, Context: b.Context, Rounds: b.Rounds, Prefill: rates(prefill), Decode: rates(decode),
-		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(ops).Median},
+		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(weights).Median, rate(ops).Median},
 		work:    b.work(r.eng.Geometry())}
 	return rep, nil
 }
@@ -140,6 +142,9 @@ func (b *Engine) rig() (*rig, error) {
 		return nil, err
 	}
 	r := &rig{Engine: b, eng: eng, prompt: pages(0, first), machine: newMachine(b.Threads)}
+	for _, t := range b.tensors() {
+		r.weights = append(r.weights, t.Data)
+	}
 	for i := range most {
 		r.batch.Rows = append(r.batch.Rows, engine.Row{Tokens: []int32{1}, Start: b.Context, Index: 1,
 			Pages: pages(first+i*each, each), Sample: &engine.Sampling{Logprobs: -1}})
@@ -206,18 +211,26 @@ func (r *rig) measure(n int, do func() error) (float64, error) {
 	return float64(n*times) / time.Since(began).Seconds(), nil
 }
 
-// work says how much there is to do.
-func (b *Engine) work(geo kv.Geometry) (w Work) {
+// tensors are what each batch reads. The embedding is not, unless it is the
+// output matrix too: a batch reads a row of it for a token.
+func (b *Engine) tensors() (list []model.Tensor) {
 	_, untied := b.File.Tensor("output.weight")
 	for _, name := range b.File.Tensors() {
-		t, _ := b.File.Tensor(name)
-		if name == "token_embd.weight" && untied {
-			continue // a row a token
+		if name != "token_embd.weight" || !untied {
+			t, _ := b.File.Tensor(name)
+			list = append(list, t)
 		}
+	}
+	return list
+}
+
+// work says how much there is to do.
+func (b *Engine) work(geo kv.Geometry) (w Work) {
+	for _, t := range b.tensors() {
 		w.Weights += float64(len(t.Data))
 		if len(t.Shape) == 2 {
 			w.DecodeMacs += float64(t.Values())
-			if strings.HasPrefix(name, "blk.") {
+			if strings.HasPrefix(t.Name, "blk.") {
 				w.PrefillMacs += float64(t.Values())
 			}
 		}
@@ -236,7 +249,7 @@ func (r *EngineReport) JSON(w io.Writer) error {
 		return m
 	}
 	m := r.Machine
-	m.Stream, m.Int8 = tidy(m.Stream), tidy(m.Int8)
+	m.Stream, m.Weights, m.Int8 = tidy(m.Stream), tidy(m.Weights), tidy(m.Int8)
 	return json.NewEncoder(w).Encode(struct {
 		Prefill map[string]float64               `json:"prefill"`
 		Decode  map[string]float64               `json:"decode"`
@@ -254,7 +267,7 @@ func (r *EngineReport) JSON(w io.Writer) error {
 func (r *EngineReport) Text(w io.Writer) error {
 	m := &r.Machine
 	fmt.Fprintf(w, "%s on %s, %d threads, %s kernels; medians of %d rounds\n", r.Model, m.CPU, m.Threads, m.Kernels, r.Rounds)
-	fmt.Fprintf(w, "the machine, in the same rounds: reads memory at %.1f GB/s", m.Stream)
+	fmt.Fprintf(w, "the machine, in the same rounds: reads memory at %.1f GB/s, these weights at %.1f", m.Stream, m.Weights)
 	if m.Int8 > 0 {
 		fmt.Fprintf(w, ", int8 products and sums at %.0f GOPS", m.Int8)
 	}
@@ -271,7 +284,7 @@ func (r *EngineReport) Text(w io.Writer) error {
 	for _, n := range sizes(r.Decode) {
 		x := r.Decode[n]
 		fmt.Fprintf(t, "decode %d × %d\t%.1f\t%.1f\t%.1f\t%.1f %% of reading\t\n", n, r.Context, x.Median, x.Low, x.High,
-			100*r.work.batch(n)*x.Median/float64(n)/1e9/m.Stream)
+			100*r.work.batch(n)*x.Median/float64(n)/1e9/m.Reading())
 	}
 	return t.Flush()
 }

@@ -17,12 +17,16 @@ type Machine struct {
 	Threads int     `json:"threads"`
 	Kernels string  `json:"kernels"`
 	Stream  float64 `json:"stream_gb_per_s"`     // memory read from one end to the other
+	Weights float64 `json:"weights_gb_per_s"`    // the model's weights read so, again and again: faster where a cache keeps some of them
 	Int8    float64 `json:"int8_gops,omitempty"` // products and sums of int8, each one operation; 0: there is no routine for this processor
 }
 
+// Reading is the faster of both ways: what decode is held against.
+func (m *Machine) Reading() float64 { return max(m.Stream, m.Weights) }
+
 // routines are how fast this processor can go at all.
 type routines struct {
-	read func(p *byte, n int) uint64 // reads n bytes, a multiple of 256
+	read func(p *byte, n int) uint64 // reads n bytes, a multiple of readUnit
 	dots func(n int)                 // n × macs products and sums; nil: none
 	macs int
 }
@@ -37,6 +41,7 @@ type machine struct {
 const (
 	streamBytes = 256 << 20 // far beyond any cache
 	streamPiece = 1 << 20   // one call: assembly cannot be preempted
+	readUnit    = 256
 	dotsCalls   = 1000
 	dotsCall    = 4000 // some 10 µs
 )
@@ -72,14 +77,32 @@ func (m *machine) onAll(do func(thread int)) time.Duration {
 }
 
 // stream is the rate of reading memory, in GB/s.
-func (m *machine) stream() float64 {
-	share := streamBytes / m.threads &^ (streamPiece - 1)
+func (m *machine) stream() float64 { return m.reading([][]byte{m.data}) }
+
+// reading is the rate of reading parts one after the other, all threads a share
+// of each, in GB/s. What is smaller than streamBytes is read more than once.
+func (m *machine) reading(parts [][]byte) float64 {
+	total := 0
+	for _, p := range parts {
+		total += len(p)
+	}
+	times := (streamBytes + total - 1) / total
 	took := m.onAll(func(t int) {
-		for part := m.data[t*share:][:share]; len(part) > 0; part = part[streamPiece:] {
-			m.read(&part[0], streamPiece)
+		for range times {
+			for _, p := range parts {
+				m.readShare(p[len(p)*t/m.threads : len(p)*(t+1)/m.threads])
+			}
 		}
 	})
-	return float64(share*m.threads) / 1e9 / took.Seconds()
+	return float64(total) * float64(times) / 1e9 / took.Seconds()
+}
+
+func (m *machine) readShare(p []byte) {
+	for len(p) >= readUnit {
+		n := min(len(p), streamPiece) &^ (readUnit - 1)
+		m.read(&p[0], n)
+		p = p[n:]
+	}
 }
 
 // int8 is the rate of products and sums of int8, in 10⁹ operations a second.
