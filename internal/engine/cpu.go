@@ -44,6 +44,9 @@ type CPU struct {
 	layer  int
 	block  *block
 	spans  []span
+	folds  []fold
+	states []kernels.State // of the blocks of split attention, a token's heads each
+	parts  []float32       // and their results
 
 	head   *kernels.Input // final norm of the tokens whose logits are wanted
 	wanted []wanted
@@ -61,8 +64,16 @@ type place struct {
 }
 
 // span is one tile of attention: up to queryTile neighbouring tokens of a row
-// and one KV head with all its query heads.
-type span struct{ first, n, head int }
+// and one KV head with all its query heads. It is over all positions that they
+// see, or over some blocks of one token's, see split.
+type span struct {
+	first, n, head int
+	from, to       int // positions
+	part           int // where the first block's part is; -1: all positions are here
+}
+
+// fold is a token and head whose blocks are in the spans of several tiles.
+type fold struct{ token, head, part, blocks int }
 
 // wanted is a token whose logits are needed: to draw, or to score a target.
 type wanted struct {
@@ -75,6 +86,7 @@ const (
 	queryTile = 32 // tokens that share what is read of K and V
 	headTile  = 32 // tokens that share one pass over the output matrix
 	tokenTile = 16 * kernels.Group
+	spanLeast = 2 * kernels.Span // positions of a token's attention that a tile has at least
 )
 
 // local is the memory of one thread.
@@ -90,7 +102,7 @@ type local struct {
 
 // phases are the engine's tile functions, bound once: a closure for each call
 // would be an allocation.
-type phases struct{ enter, mul, place, attend, leave, middle, swiglu, use func(tile, worker int) }
+type phases struct{ enter, mul, place, attend, fold, leave, middle, swiglu, use func(tile, worker int) }
 
 // New makes an engine over shared weights: KV memory for cfg.Pages pages, all
 // scratch, and its threads. A TP that does not divide the KV heads, a dtype
@@ -117,7 +129,7 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 	freqs, magnitude := rotation(&h.Rope, w.ropeFactors)
 	e.rope = kernels.NewRopeTable(cfg.Context, freqs, magnitude, h.Rope.Halves)
 	e.allocate()
-	e.phases = phases{e.enterTile, e.mulTile, e.placeTile, e.attendTile, e.leaveTile, e.middleTile, e.swigluTile, e.useTile}
+	e.phases = phases{e.enterTile, e.mulTile, e.placeTile, e.attendTile, e.foldTile, e.leaveTile, e.middleTile, e.swigluTile, e.useTile}
 	e.crew = newCrew(cfg.Threads)
 	return e, nil
 }
@@ -135,7 +147,10 @@ func (e *CPU) allocate() {
 	e.norm, e.att = kernels.NewInput(n, h.Dim, float, in...), kernels.NewInput(n, heads, float, o...)
 	e.ff = kernels.NewInput(n, h.FF, float, ff...)
 	e.head = kernels.NewInput(headTile, h.Dim, float, e.w.output.Type)
-	e.tokens, e.spans = make([]place, 0, n), make([]span, 0, n*h.KVHeads)
+	e.tokens, e.spans = make([]place, 0, n), make([]span, 0, n*h.KVHeads+2*tilesEach*e.cfg.Threads)
+	blocks := (e.cfg.Context + kernels.Span - 1) / kernels.Span * h.KVHeads // one sequence's, at most
+	e.folds, e.states = make([]fold, 0, tilesEach*e.cfg.Threads), make([]kernels.State, blocks*h.Heads/h.KVHeads)
+	e.parts = make([]float32, len(e.states)*h.HeadDim)
 	e.x, e.delta = make([]float32, n*h.Dim), make([]float32, n*h.Dim)
 	e.q, e.k, e.v = make([]float32, n*heads), make([]float32, n*h.KVHeads*h.HeadDim), make([]float32, n*h.KVHeads*h.HeadDim)
 	e.gate, e.up = make([]float32, n*h.FF), make([]float32, n*h.FF)
@@ -198,6 +213,7 @@ func (e *CPU) Run(b *Batch) error {
 			b.LayerDone(l)
 		}
 		e.crew.run(len(e.spans), e.phases.attend)
+		e.crew.run(len(e.folds), e.phases.fold)
 		e.each(n, e.phases.leave)
 		e.mul(e.att, product{&w.attnOut, e.delta})
 		e.each(n, e.phases.middle)
@@ -233,20 +249,51 @@ func (e *CPU) begin() {
 		for end := len(r.Tokens); end > 0; end -= queryTile {
 			j := max(0, end-queryTile)
 			for head := range e.geo.Heads {
-				e.spans = append(e.spans, span{first + j, end - j, head})
+				e.spans = append(e.spans, span{first + j, end - j, head, 0, r.Start + end, -1})
 			}
 		}
 	}
+	e.split()
 	n := len(e.tokens)
 	e.norm.N, e.att.N, e.ff.N = n, n, n
 }
+
+// split divides attention of few tokens over long contexts: tiles of some blocks
+// each, which leave every block's part, and a fold of those in index order, as
+// one tile would do it: the bits are the same.
+func (e *CPU) split() {
+	e.folds = e.folds[:0]
+	whole, want := len(e.spans), tilesEach*e.cfg.Threads
+	if whole >= want || e.cfg.Threads == 1 {
+		return
+	}
+	pieces, used := (want+whole-1)/max(whole, 1), 0
+	for i := range whole {
+		s := &e.spans[i]
+		blocks := (s.to + kernels.Span - 1) / kernels.Span
+		step := max(spanLeast, (blocks+pieces-1)/pieces*kernels.Span)
+		if s.n > 1 || s.to <= step || (used+blocks)*e.group() > len(e.states) {
+			continue
+		}
+		end := s.to
+		e.folds = append(e.folds, fold{s.first, s.head, used, blocks})
+		s.part, s.to = used, step
+		for from := step; from < end; from += step {
+			e.spans = append(e.spans, span{s.first, 1, s.head, from, min(from+step, end), used + from/kernels.Span})
+		}
+		used += blocks
+	}
+}
+
+// group is the number of query heads that share a KV head.
+func (e *CPU) group() int { return e.w.hyper.Heads / e.w.hyper.KVHeads }
 
 // each calls a phase for groups of kernels.Group tokens, as Input.Prepare wants them.
 func (e *CPU) each(n int, phase func(tile, worker int)) {
 	e.crew.run((n+kernels.Group-1)/kernels.Group, phase)
 }
 
-func (e *CPU) group(tile int) (t0, t1 int) {
+func (e *CPU) some(tile int) (t0, t1 int) {
 	return tile * kernels.Group, min((tile+1)*kernels.Group, len(e.tokens))
 }
 
@@ -258,7 +305,7 @@ func (e *CPU) of(buf []float32, t int) []float32 {
 
 // enterTile takes in the block before (or the embedding), and norms for this one.
 func (e *CPU) enterTile(tile, _ int) {
-	t0, t1 := e.group(tile)
+	t0, t1 := e.some(tile)
 	for t := t0; t < t1; t++ {
 		x := e.of(e.x, t)
 		if k := e.tokens[t]; e.layer == 0 {
@@ -275,7 +322,7 @@ func (e *CPU) enterTile(tile, _ int) {
 // rotates q and k, and writes K and V to their pages, rounded to the KV dtype.
 // Attention reads them from there, those of this batch too.
 func (e *CPU) placeTile(tile, _ int) {
-	t0, t1 := e.group(tile)
+	t0, t1 := e.some(tile)
 	dim := e.w.hyper.HeadDim
 	row := e.dtype.RowBytes(dim)
 	for t := t0; t < t1; t++ {
@@ -319,16 +366,16 @@ func (e *CPU) extent(page kv.Page, head int) []byte {
 // for all the span's queries, which are gathered for that, a token's heads first.
 func (e *CPU) attendTile(tile, worker int) {
 	s, l := e.spans[tile], e.locals[worker]
-	h := &e.w.hyper
-	dim, group := h.HeadDim, h.Heads/h.KVHeads
+	dim, group := e.w.hyper.HeadDim, e.group()
 	row, at := e.tokens[s.first].row, e.tokens[s.first].row.Start+e.tokens[s.first].at
 	scale := 1 / float32(math.Sqrt(float64(dim)))
-	lo, n := s.head*group*dim, group*dim // a token's heads in its vector
+	n := group * dim // a token's heads in its vector
 	for i := range s.n {
-		copy(l.q[i*n:(i+1)*n], e.of(e.q, s.first+i)[lo:])
+		copy(l.q[i*n:(i+1)*n], e.of(e.q, s.first+i)[s.head*n:])
 	}
-	for from := 0; from < at+s.n; from += kernels.Span {
-		e.widen(l, row.Pages, s.head, from, min(kernels.Span, at+s.n-from))
+	states, out := l.states[:s.n*group], l.out[:s.n*n]
+	for from := s.from; from < s.to; from += kernels.Span {
+		e.widen(l, row.Pages, s.head, from, min(kernels.Span, s.to-from))
 		i := max(0, from-at)
 		seen := l.seen[:0]
 		for t := i; t < s.n; t++ { // up to their own position
@@ -336,14 +383,46 @@ func (e *CPU) attendTile(tile, worker int) {
 				seen = append(seen, min(at+t+1-from, kernels.Span))
 			}
 		}
-		kernels.Attend(l.states[i*group:s.n*group], l.out[i*n:s.n*n], l.q[i*n:s.n*n], l.k, l.v, seen, scale, from == 0, l.scratch)
+		if s.part >= 0 {
+			states, out = e.blockPart(s.part + (from-s.from)/kernels.Span)
+		}
+		kernels.Attend(states[i*group:], out[i*n:], l.q[i*n:s.n*n], l.k, l.v, seen, scale, from == 0 || s.part >= 0, l.scratch)
+	}
+	if s.part >= 0 {
+		return
 	}
 	for i := range s.n {
-		out := e.att.Row(s.first + i)[lo : lo+n]
-		copy(out, l.out[i*n:])
-		for g := range group {
-			l.states[i*group+g].Finish(out[g*dim : (g+1)*dim])
+		e.attended(s.first+i, s.head, l.states[i*group:(i+1)*group], l.out[i*n:(i+1)*n])
+	}
+}
+
+// blockPart is a block's state and result in split attention.
+func (e *CPU) blockPart(i int) ([]kernels.State, []float32) {
+	group := e.group()
+	n := group * e.w.hyper.HeadDim
+	return e.states[i*group : (i+1)*group], e.parts[i*n : (i+1)*n]
+}
+
+// foldTile merges the blocks of split attention into the first one.
+func (e *CPU) foldTile(tile, _ int) {
+	f, dim := e.folds[tile], e.w.hyper.HeadDim
+	states, out := e.blockPart(f.part)
+	for i := 1; i < f.blocks; i++ {
+		more, part := e.blockPart(f.part + i)
+		for g := range states {
+			states[g].Merge(out[g*dim:(g+1)*dim], more[g], part[g*dim:(g+1)*dim])
 		}
+	}
+	e.attended(f.token, f.head, states, out)
+}
+
+// attended puts the result of a token's heads where the output product finds it.
+func (e *CPU) attended(token, head int, states []kernels.State, from []float32) {
+	dim := e.w.hyper.HeadDim
+	out := e.att.Row(token)[head*len(from) : (head+1)*len(from)]
+	copy(out, from)
+	for g := range states {
+		states[g].Finish(out[g*dim : (g+1)*dim])
 	}
 }
 
@@ -361,11 +440,11 @@ func (e *CPU) widen(l *local, pages []kv.Page, head, from, n int) {
 	}
 }
 
-func (e *CPU) leaveTile(tile, _ int) { e.att.Prepare(e.group(tile)) }
+func (e *CPU) leaveTile(tile, _ int) { e.att.Prepare(e.some(tile)) }
 
 // middleTile takes in attention, and norms for the feed-forward part.
 func (e *CPU) middleTile(tile, _ int) {
-	t0, t1 := e.group(tile)
+	t0, t1 := e.some(tile)
 	for t := t0; t < t1; t++ {
 		x := e.of(e.x, t)
 		kernels.Add(x, e.of(e.delta, t))
@@ -375,7 +454,7 @@ func (e *CPU) middleTile(tile, _ int) {
 }
 
 func (e *CPU) swigluTile(tile, _ int) {
-	t0, t1 := e.group(tile)
+	t0, t1 := e.some(tile)
 	for t := t0; t < t1; t++ {
 		kernels.SwiGLU(e.ff.Row(t), e.of(e.gate, t), e.of(e.up, t))
 	}

@@ -58,20 +58,24 @@ func attend(s []State, out, q, k, v []float32, n []int, scale float32, first boo
 	softmax(p, n, scale, tops, sums)
 	mix(part, p, v, dim, n)
 	for i := range s {
-		s, top, l := &s[i], tops[i], sums[i]
-		to, from := out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim]
-		if first {
-			*s = State{top, l}
-			if few > len(n) {
-				copy(to, from)
-			}
+		to, from, block := out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim], State{tops[i], sums[i]}
+		if !first {
+			s[i].Merge(to, block, from)
 			continue
 		}
-		m := max(s.Max, top)
-		a, b := Exp(s.Max-m), Exp(top-m)
-		s.Max, s.Sum = m, float32(s.Sum*a)+float32(l*b)
-		merge(to, from, a, b)
+		s[i] = block
+		if few > len(n) {
+			copy(to, from)
+		}
 	}
+}
+
+// Merge takes in the next block's part, whose state is t.
+func (s *State) Merge(out []float32, t State, part []float32) {
+	m := max(s.Max, t.Max)
+	a, b := Exp(s.Max-m), Exp(t.Max-m)
+	s.Max, s.Sum = m, float32(s.Sum*a)+float32(t.Sum*b)
+	merge(out, part, a, b)
 }
 
 // Finish divides by the sum of weights.
