@@ -86,7 +86,7 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	b := bench.Engine{Name: c.Model, File: f, Prefill: c.Prefill, Decode: c.Decode, Context: c.Context, Chunk: c.Chunk, Threads: c.Threads,
 		Rounds: c.Rounds, KVDType: c.KVDType, Precision: c.Precision, Progress: os.Stderr}
 	if b.Threads == 0 {
-		b.Threads = runtime.NumCPU()
+		b.Threads = engine.Cores
 	}
 	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
 	r, err := b.Run(ctx)

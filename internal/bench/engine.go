@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"runtime"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -133,7 +132,7 @@ func (b *Engine) rig() (*rig, error) {
 		most = max(most, n)
 	}
 	if b.Threads == 0 {
-		b.Threads = runtime.NumCPU()
+		b.Threads = engine.Cores
 	}
 	each, first := kv.PagesFor(b.Context+1, pageSize), kv.PagesFor(longest, pageSize)
 	eng, err := engine.New(weights, engine.Config{Pages: first + most*each, PageSize: pageSize, KVDType: b.KVDType, Threads: b.Threads,

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -117,7 +116,7 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 		return nil, err
 	}
 	if cfg.Threads == 0 {
-		cfg.Threads = runtime.NumCPU()
+		cfg.Threads = Cores
 	}
 	e := &CPU{w: w, cfg: cfg, dtype: dtypes[cfg.KVDType]}
 	e.geo = kv.Geometry{Layers: h.Layers, Heads: h.KVHeads, TokenBytes: tokenBytes, PageSize: cfg.PageSize}

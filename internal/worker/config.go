@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/engine"
 )
 
 // Role says which half of the work a worker does.
@@ -92,7 +92,7 @@ func (c *Config) defaults() {
 	c.Listen = cmp.Or(c.Listen, map[Role]string{Prefill: "127.0.0.1:30000", Decode: "127.0.0.1:30100", Serve: "127.0.0.1:8000"}[c.Role])
 	c.Drain = cmp.Or(c.Drain, 20*time.Second)
 	c.Engine = cmp.Or(c.Engine, "cpu")
-	c.Threads = cmp.Or(c.Threads, runtime.NumCPU())
+	c.Threads = cmp.Or(c.Threads, engine.Cores)
 	c.Kernels = cmp.Or(c.Kernels, "auto")
 	c.Precision = cmp.Or(c.Precision, "native")
 	c.TP, c.DP = cmp.Or(c.TP, 1), cmp.Or(c.DP, 1)
