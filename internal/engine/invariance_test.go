@@ -178,7 +178,7 @@ func (s *sequence) row(table []kv.Page, from, to int) Row {
 
 // alone is the sequence in one chunk in an engine of its own.
 func alone(t testing.TB, w *Weights, dtype, precision string, ids *sequence) *sequence {
-	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Precision: precision, Threads: 1})
+	e := newCPU(t, w, Config{Pages: 50, PageSize: 16, KVDType: dtype, Precision: precision, Threads: 1, MaxBatchTokens: 700})
 	s := &sequence{ids: ids.ids, targets: ids.targets, scores: make([]float32, len(ids.ids)), tops: make([][]TokenLogprob, len(ids.ids))}
 	s.all = run(t, e, s.row(pages(0, 50), 0, len(s.ids)))[0].Out.Top
 	return s
@@ -261,6 +261,37 @@ func compute(t *testing.T, rt *rapid.T, e *CPU, s *sequence, table []kv.Page, fr
 		rows = slices.Insert(rows, at, s.row(table, from, to))
 		s.all = run(t, e, rows...)[at].Out.Top
 		from = to
+	}
+}
+
+// TestDividedAttention computes the last tokens of long sequences, one at a time,
+// on threads enough to divide their attention by blocks.
+func TestDividedAttention(t *testing.T) {
+	for _, typ := range []kernels.Type{kernels.Q8_0, kernels.Q4_K} {
+		w := smallWeights(typ)
+		for _, threads := range []int{2, 3, 7} {
+			e := newCPU(t, w, Config{Pages: 90, PageSize: 16, Threads: threads, MaxBatchTokens: 700})
+			long, short := newSequence(rand.New(rand.NewPCG(6, 1)), 690), newSequence(rand.New(rand.NewPCG(6, 2)), 513)
+			tables := [][]kv.Page{pages(0, 45), pages(45, 45)}
+			run(t, e, long.row(tables[0], 0, 680))
+			run(t, e, short.row(tables[1], 0, 503))
+			for i := range 10 {
+				rows := []Row{long.row(tables[0], 680+i, 681+i), short.row(tables[1], 503+i, 504+i)}
+				if i < 5 { // alone: the more of it is divided
+					run(t, e, rows[1])
+					rows = rows[:1]
+				}
+				run(t, e, rows...)
+				if len(e.folds) == 0 {
+					t.Fatalf("%d threads, %d rows: nothing was divided", threads, len(rows))
+				}
+			}
+			for _, s := range []*sequence{long, short} {
+				if want := alone(t, w, "f16", "native", s); !sameBits(s.scores, want.scores) {
+					t.Errorf("%v, %d threads, %d tokens: bits differ", typ, threads, len(s.ids))
+				}
+			}
+		}
 	}
 }
 
@@ -525,12 +556,15 @@ func TestAllocates(t *testing.T) {
 			}, History: []int32{1, 2, 3, 4}},
 			{Tokens: make([]int32, 70), Pages: pages(10, 10), Sample: &Sampling{Logprobs: -1}},
 		}, LayerDone: func(int) {}}
-		if n := testing.AllocsPerRun(20, func() {
-			if err := pass(e, b); err != nil {
-				t.Fatal(err)
+		long := &Batch{Rows: []Row{{Tokens: []int32{1}, Start: 400, Pages: pages(0, 26), Sample: &Sampling{Logprobs: -1}}}} // its attention is divided
+		for _, b := range []*Batch{b, long} {
+			if n := testing.AllocsPerRun(20, func() {
+				if err := pass(e, b); err != nil {
+					t.Fatal(err)
+				}
+			}); n != 0 {
+				t.Errorf("a batch allocates %v times", n)
 			}
-		}); n != 0 {
-			t.Errorf("a batch allocates %v times", n)
 		}
 	}
 }
