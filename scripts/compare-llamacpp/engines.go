@@ -43,6 +43,7 @@ func (c *comparison) ours(ctx context.Context, cfg config, lines []*measured) er
 		Machine         struct {
 			Kernels string
 			Stream  float64 `json:"stream_gb_per_s"`
+			Weights float64 `json:"weights_gb_per_s"`
 			Int8    float64 `json:"int8_gops"`
 		}
 	}
@@ -61,12 +62,9 @@ func (c *comparison) ours(ctx context.Context, cfg config, lines []*measured) er
 	}
 	c.Kernels, c.Work[cfg.file] = r.Machine.Kernels, &r.Work
 	if !cfg.neighbour {
-		l := c.limits[cfg.threads]
-		if l == nil {
-			l = &[2][]float64{}
-			c.limits[cfg.threads] = l
-		}
-		l[0], l[1] = append(l[0], r.Machine.Stream), append(l[1], r.Machine.Int8)
+		t, at := cfg.threads, place(cfg.file, cfg.threads)
+		c.stream[t], c.int8[t] = append(c.stream[t], r.Machine.Stream), append(c.int8[t], r.Machine.Int8)
+		c.reading[at] = append(c.reading[at], max(r.Machine.Stream, r.Machine.Weights))
 	}
 	return nil
 }

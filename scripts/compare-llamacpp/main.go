@@ -124,6 +124,9 @@ type line struct {
 	Neighbour bool   `json:"neighbour,omitempty"`
 }
 
+// place is what reading is known for.
+func place(file string, threads int) string { return fmt.Sprintf("%s on %d", file, threads) }
+
 func (l line) String() string {
 	s := fmt.Sprintf("decode %d", l.Size)
 	if l.Prefill {
@@ -145,20 +148,22 @@ type measured struct {
 
 // comparison is all that a run found.
 type comparison struct {
-	Date     string           `json:"date"`
-	CPU      string           `json:"cpu"`
-	Cores    int              `json:"cores"`
-	Load     [2]float64       `json:"load"` // runnable tasks beside ours, at the start and at the end
-	Versions [2]string        `json:"versions"`
-	Kernels  string           `json:"kernels"`
-	Rounds   int              `json:"rounds"`
-	Lines    []*measured      `json:"lines"`
-	Stream   map[int]spread   `json:"stream"` // GB/s, by threads
-	Int8     map[int]spread   `json:"int8"`   // GOPS
-	Work     map[string]*work `json:"work"`   // by file
+	Date     string            `json:"date"`
+	CPU      string            `json:"cpu"`
+	Cores    int               `json:"cores"`
+	Load     [2]float64        `json:"load"` // runnable tasks beside ours, at the start and at the end
+	Versions [2]string         `json:"versions"`
+	Kernels  string            `json:"kernels"`
+	Rounds   int               `json:"rounds"`
+	Lines    []*measured       `json:"lines"`
+	Stream   map[int]spread    `json:"stream"`  // GB/s, by threads
+	Int8     map[int]spread    `json:"int8"`    // GOPS
+	Reading  map[string]spread `json:"reading"` // GB/s, by file and threads: its weights, or memory if that is faster
+	Work     map[string]*work  `json:"work"`    // by file
 
-	paths  map[string]string
-	limits map[int]*[2][]float64 // of the machine, round by round
+	paths        map[string]string
+	stream, int8 map[int][]float64 // of the machine, round by round
+	reading      map[string][]float64
 }
 
 // config is what one process of each engine measures.
@@ -187,9 +192,12 @@ func (c *comparison) measure(ctx context.Context) error {
 		}
 	}
 	c.Load[1] = othersLoad(ctx)
-	c.Stream, c.Int8 = map[int]spread{}, map[int]spread{}
-	for t, l := range c.limits {
-		c.Stream[t], c.Int8[t] = spreadOf(l[0]), spreadOf(l[1])
+	c.Stream, c.Int8, c.Reading = map[int]spread{}, map[int]spread{}, map[string]spread{}
+	for t := range c.stream {
+		c.Stream[t], c.Int8[t] = spreadOf(c.stream[t]), spreadOf(c.int8[t])
+	}
+	for at, rounds := range c.reading {
+		c.Reading[at] = spreadOf(rounds)
 	}
 	return nil
 }
@@ -198,7 +206,8 @@ func (c *comparison) measure(ctx context.Context) error {
 // few of the last file, at the most threads.
 func (c *comparison) plan() ([]config, error) {
 	c.Date, c.CPU, c.Cores, c.Rounds = time.Now().UTC().Format("2006-01-02"), cpuModel(), runtime.NumCPU(), *rounds
-	c.paths, c.limits, c.Work = map[string]string{}, map[int]*[2][]float64{}, map[string]*work{}
+	c.paths, c.Work = map[string]string{}, map[string]*work{}
+	c.stream, c.int8, c.reading = map[int][]float64{}, map[int][]float64{}, map[string][]float64{}
 	c.Versions = [2]string{ourVersion(), *version}
 	var configs []config
 	add := func(cfg config, prefill bool, sizes ...int) {

@@ -26,6 +26,9 @@ var colors = []string{"#2471a3", "#c0392b", "#1e8449", "#7d3c98", "#b7950b"}
 func (c *comparison) roofline() string {
 	threads := slices.Max(slices.Collect(maps.Keys(c.Stream)))
 	stream, peak := c.Stream[threads].Median, c.Int8[threads].Median
+	for file := range c.Work {
+		stream = max(stream, c.Reading[place(file, threads)].Median)
+	}
 	highest := math.Ceil(math.Log10(peak) + 0.1)
 	x := func(intensity float64) float64 {
 		return left + (math.Log10(intensity)-firstX)/decades*(width-left-right)
@@ -47,7 +50,7 @@ func (c *comparison) roofline() string {
 	low := math.Pow(10, firstX)
 	low = max(low, 10/stream)
 	fmt.Fprintf(&b, `<path fill="none" stroke="#555" stroke-width="1.5" d="M%.1f %.1fL%.1f %.1fH%d"/>`+"\n", x(low), y(low*stream), x(peak/stream), y(peak), width-right)
-	fmt.Fprintf(&b, `<text x="%d" y="%.1f" text-anchor="end" fill="#555">%.0f GOPS of int8; memory %.0f GB/s</text>`+"\n", width-right, y(peak)-6, peak, stream)
+	fmt.Fprintf(&b, `<text x="%d" y="%.1f" text-anchor="end" fill="#555">%.0f GOPS of int8; reading %.0f GB/s</text>`+"\n", width-right, y(peak)-6, peak, stream)
 	var names []string
 	for _, m := range c.Lines {
 		if m.Line.Threads != threads || m.Line.Neighbour {
