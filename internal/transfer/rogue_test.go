@@ -478,16 +478,12 @@ func TestTrickle(t *testing.T) {
 }
 
 // TestStalledOurselves: a deadline that is noticed late means that this process
-// was stopped; it is armed once more, and only once.
+// was stopped; the wait is armed once more, and only once.
 func TestStalledOurselves(t *testing.T) {
 	a, b := newConns(1 << 10)
 	defer b.Close()
 	w := newWire(a, true, time.Second, time.Second)
 	timeout := func() error { return w.fault(errTimeout{}, &w.mu.read, a.SetReadDeadline) }
-	w.mu.read = due{at: time.Now().Add(-stalled / 2), length: time.Second}
-	if timeout() == nil {
-		t.Error("a deadline noticed in time was armed again")
-	}
 	w.mu.read = due{at: time.Now().Add(-time.Hour), length: time.Minute}
 	if err := timeout(); err != nil {
 		t.Error(err)
@@ -504,6 +500,67 @@ func TestStalledOurselves(t *testing.T) {
 		t.Error(err)
 	}
 	a.Close()
+}
+
+// TestSecondLook: what lies in the socket when this process wakes is read,
+// however long it stood still: the deadline that has passed meanwhile does not
+// end the link. A peer that took nothing meanwhile has its chance as well.
+func TestSecondLook(t *testing.T) {
+	for stood := 8 * time.Second; stood <= 13*time.Second; stood += 250 * time.Millisecond {
+		bubble(t, func(t *testing.T) {
+			a, b := newConns(headSize)
+			defer a.Close()
+			defer b.Close()
+			w := newWire(a, true, 10*time.Second, 10*time.Second)
+			if err := w.armRead(w.silence); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.Write(appendFrame(nil, kindPing, 0, nil)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(stood) // nobody reads: we stand still
+			if err := w.fill(w.in[:]); err != nil {
+				t.Errorf("read after %v: %v", stood, err)
+			}
+			if err := w.armWrite(w.slow); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(stood)
+			if _, err := a.Write(w.in[:]); err != nil {
+				err = w.fault(err, &w.mu.write, a.SetWriteDeadline)
+				if _, again := a.Write(w.in[:]); err != nil || again != nil {
+					t.Errorf("write after %v: %v, %v", stood, err, again)
+				}
+			}
+		})
+	}
+}
+
+// TestSecondLookOfRevoked: the two seconds for a frame that is being written
+// into revoked pages end the link no sooner for our own standstill, and no
+// later for a peer that is silent.
+func TestSecondLookOfRevoked(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		a, b := newConns(1 << 10)
+		defer a.Close()
+		defer b.Close()
+		w := newWire(a, true, 10*time.Second, 10*time.Second)
+		for _, stood := range []time.Duration{1100 * time.Millisecond, 2100 * time.Millisecond, time.Minute} {
+			w.armRead(w.silence)
+			w.hurry(hurryTime)
+			b.Write(make([]byte, headSize))
+			time.Sleep(stood)
+			if err := w.fill(w.in[:]); err != nil {
+				t.Errorf("after %v: %v", stood, err)
+			}
+		}
+		w.armRead(w.silence)
+		w.hurry(hurryTime)
+		start := time.Now()
+		if err := w.fill(w.in[:]); err == nil || time.Since(start) != hurryTime {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
 }
 
 type errTimeout struct{}

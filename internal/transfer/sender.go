@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"sync"
@@ -233,7 +232,7 @@ func (w *wire) part() {
 	defer w.conn.Close()
 	if c, ok := w.conn.(interface{ CloseWrite() error }); ok && w.cause() == nil && c.CloseWrite() == nil {
 		if w.armRead(time.Second) == nil {
-			io.CopyN(io.Discard, w.conn, lump)
+			w.skip(lump)
 		}
 	}
 }

@@ -41,13 +41,33 @@ type wire struct {
 // due is a deadline that is armed.
 type due struct {
 	at     time.Time
-	length time.Duration
-	firm   bool // not to be armed again
+	length time.Duration // of the whole wait
+	last   bool          // not to be armed again
 }
 
+// secondLook is the end of a wait that is armed apart. A deadline that fires
+// says that nothing was read, not that nothing came: after this process stood
+// still both are there at once, and the deadline goes first. So the wait ends
+// early, and what is left of it finds what lies in the socket.
+const secondLook = time.Second
+
 // stalled is how late a deadline must be noticed for us, not the peer, to be
-// the one who slept: it is armed once more.
+// the one who slept: the whole wait is armed once more.
 const stalled = time.Second
+
+// newDue is a wait of d from now, without its second look.
+func newDue(d time.Duration) due {
+	return due{time.Now().Add(d - min(secondLook, d/2)), d, false}
+}
+
+// again is what follows when the deadline has fired.
+func (d due) again(now time.Time) due {
+	rest := min(secondLook, d.length/2)
+	if now.Sub(d.at) > stalled {
+		rest = d.length
+	}
+	return due{now.Add(rest), d.length, true}
+}
 
 // readAhead is the size of the reader's buffer: small frames come several at a
 // time, and the extents of DATA, being longer as a rule, go past it straight into the pages.
@@ -95,9 +115,9 @@ func (w *wire) cause() error {
 func (w *wire) hurry(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if at := time.Now().Add(d); w.mu.dead == nil && at.Before(w.mu.read.at) {
-		w.mu.read = due{at, d, true}
-		w.conn.SetReadDeadline(at)
+	if next := newDue(d); w.mu.dead == nil && next.at.Before(w.mu.read.at) {
+		w.mu.read = next
+		w.conn.SetReadDeadline(next.at)
 	}
 }
 
@@ -107,7 +127,7 @@ func (w *wire) armRead(d time.Duration) error {
 	if w.mu.dead != nil {
 		return w.mu.dead
 	}
-	w.mu.read = due{time.Now().Add(d), d, false}
+	w.mu.read = newDue(d)
 	return w.conn.SetReadDeadline(w.mu.read.at)
 }
 
@@ -117,12 +137,12 @@ func (w *wire) armWrite(d time.Duration) error {
 	if w.mu.dead != nil {
 		return w.mu.dead
 	}
-	w.mu.write = due{time.Now().Add(d), d, false}
+	w.mu.write = newDue(d)
 	return w.conn.SetWriteDeadline(w.mu.write.at)
 }
 
 // fault turns an error of the connection into the link's cause, or into nil
-// when the deadline passed while this process was stopped and has been armed again.
+// when it was a deadline and has been armed again.
 func (w *wire) fault(err error, d *due, set func(time.Time) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,8 +150,8 @@ func (w *wire) fault(err error, d *due, set func(time.Time) error) error {
 	case w.mu.dead != nil:
 		return w.mu.dead
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		if now := time.Now(); !d.firm && now.Sub(d.at) > stalled {
-			*d = due{now.Add(d.length), d.length, true}
+		if !d.last {
+			*d = d.again(time.Now())
 			return set(d.at)
 		}
 		if d == &w.mu.write {
