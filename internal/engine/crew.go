@@ -27,7 +27,7 @@ type crew struct {
 }
 
 // share is a thread's tiles [next, end), on a cache line of its own, and the
-// CPU that the thread was on when it was last asked.
+// CPU that the thread was on when it was last asked, -1 where nobody knows.
 type share struct {
 	next atomic.Int64
 	end  int64
@@ -45,6 +45,9 @@ const (
 // newCrew starts threads-1 helpers; close ends them.
 func newCrew(threads int) *crew {
 	c := &crew{done: make(chan struct{}), stop: make(chan struct{}), shares: make([]share, threads)}
+	for i := range c.shares {
+		c.shares[i].cpu.Store(-1)
+	}
 	for i := range threads - 1 {
 		ch := make(chan struct{}, 1)
 		c.wake = append(c.wake, ch)
@@ -137,18 +140,19 @@ func (c *crew) help(wake chan struct{}, worker int) {
 	}
 }
 
-// spread moves the helper to another CPU if a thread before it is on this one.
-// Where others keep all CPUs busy, the system wakes a helper on that of the
+// spread moves the helper to a CPU that no thread before it is on, if it shares
+// one. Where others keep all CPUs busy, the system wakes a helper on that of the
 // caller, and sees no reason to change it: each CPU has something to do.
 func (c *crew) spread(worker int) {
-	cpu := currentCPU()
-	for i := range worker {
-		if cpu >= 0 && c.shares[i].cpu.Load() == cpu {
-			leaveCPU(cpu)
-			cpu = currentCPU()
+	cpu, before := &c.shares[worker].cpu, c.shares[:worker]
+	cpu.Store(currentCPU())
+	for i := range before {
+		if at := before[i].cpu.Load(); at >= 0 && at == cpu.Load() {
+			leaveCPUs(before)
+			cpu.Store(currentCPU())
+			return
 		}
 	}
-	c.shares[worker].cpu.Store(cpu)
 }
 
 // enter joins the phase if it is open.

@@ -7,27 +7,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// currentCPU is the number of the CPU that the calling thread is on.
+// currentCPU is the number of the CPU that the calling thread is on, or -1.
 func currentCPU() int32 {
 	var cpu uint32
-	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
+		return -1
+	}
 	return int32(cpu)
 }
 
-// leaveCPU moves the calling thread to another CPU of those that it may use, if
-// there is one. It may return to this one afterwards: nothing stays bound.
-func leaveCPU(cpu int32) {
+// leaveCPUs moves the calling thread to a CPU that it may use and none of those
+// threads is on. Where there are more threads than CPUs it stays, since a move to
+// another taken one costs both and helps nobody. Nothing is bound afterwards.
+func leaveCPUs(of []share) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all unix.CPUSet
 	if unix.SchedGetaffinity(0, &all) != nil {
 		return
 	}
-	others := all
-	if others.Clear(int(cpu)); others.Count() == 0 {
+	spare := all
+	for i := range of {
+		if cpu := of[i].cpu.Load(); cpu >= 0 {
+			spare.Clear(int(cpu))
+		}
+	}
+	if spare == (unix.CPUSet{}) {
 		return
 	}
-	if unix.SchedSetaffinity(0, &others) == nil {
+	if unix.SchedSetaffinity(0, &spare) == nil {
 		unix.SchedSetaffinity(0, &all)
 	}
 }
