@@ -90,13 +90,13 @@ const (
 
 // local is the memory of one thread.
 type local struct {
-	mul     *kernels.Scratch
-	k, v    []float32 // one block of positions of one head, widened
-	q, out  []float32 // a span's queries, and what attention makes of them
-	scratch []float32
-	states  []kernels.State
-	seen    []int // positions of the block that each query sees
-	sampler *sampler
+	mul       *kernels.Scratch
+	attention *kernels.Attention
+	runs      []kernels.Run // K and V of the block
+	q, out    []float32     // a span's queries, and what attention makes of them
+	states    []kernels.State
+	seen      []int // positions of the block that each query sees
+	sampler   *sampler
 }
 
 // phases are the engine's tile functions, bound once: a closure for each call
@@ -157,11 +157,10 @@ func (e *CPU) allocate() {
 	e.logits, e.failed = make([]float32, headTile*h.Vocab), make([]error, headTile)
 	for range e.cfg.Threads {
 		e.locals = append(e.locals, &local{
-			mul: kernels.NewScratch(max(h.Dim, heads, h.FF)),
-			k:   make([]float32, kernels.Span*h.HeadDim), v: make([]float32, kernels.Span*h.HeadDim),
+			mul:       kernels.NewScratch(max(h.Dim, heads, h.FF)),
+			attention: kernels.NewAttention(h.HeadDim), runs: make([]kernels.Run, 0, kernels.Span),
 			q:       make([]float32, queryTile*h.Heads/h.KVHeads*h.HeadDim),
 			out:     make([]float32, queryTile*h.Heads/h.KVHeads*h.HeadDim),
-			scratch: make([]float32, kernels.AttendScratch(h.HeadDim)),
 			states:  make([]kernels.State, queryTile*h.Heads/h.KVHeads),
 			seen:    make([]int, 0, queryTile*h.Heads/h.KVHeads),
 			sampler: newSampler(h.Vocab),
@@ -361,8 +360,8 @@ func (e *CPU) extent(page kv.Page, head int) []byte {
 	return e.arenas[head/n].Extent(e.layer, page, head%n, 1)
 }
 
-// attendTile is attention of one span: each block of positions is widened once
-// for all the span's queries, which are gathered for that, a token's heads first.
+// attendTile is attention of one span: each block of positions is read once for
+// all the span's queries, which are gathered for that, a token's heads first.
 func (e *CPU) attendTile(tile, worker int) {
 	s, l := e.spans[tile], e.locals[worker]
 	dim, group := e.w.hyper.HeadDim, e.group()
@@ -374,7 +373,7 @@ func (e *CPU) attendTile(tile, worker int) {
 	}
 	states, out := l.states[:s.n*group], l.out[:s.n*n]
 	for from := s.from; from < s.to; from += kernels.Span {
-		e.widen(l, row.Pages, s.head, from, min(kernels.Span, s.to-from))
+		e.gather(l, row.Pages, s.head, from, min(kernels.Span, s.to-from))
 		i := max(0, from-at)
 		seen := l.seen[:0]
 		for t := i; t < s.n; t++ { // up to their own position
@@ -385,7 +384,7 @@ func (e *CPU) attendTile(tile, worker int) {
 		if s.part >= 0 {
 			states, out = e.blockPart(s.part + (from-s.from)/kernels.Span)
 		}
-		kernels.Attend(states[i*group:], out[i*n:], l.q[i*n:s.n*n], l.k, l.v, seen, scale, from == 0 || s.part >= 0, l.scratch)
+		l.attention.Block(e.dtype, states[i*group:], out[i*n:], l.q[i*n:s.n*n], l.runs, seen, scale, from == 0 || s.part >= 0)
 	}
 	if s.part >= 0 {
 		return
@@ -425,16 +424,15 @@ func (e *CPU) attended(token, head int, states []kernels.State, from []float32) 
 	}
 }
 
-// widen reads K and V of n positions of one head, page by page.
-func (e *CPU) widen(l *local, pages []kv.Page, head, from, n int) {
-	dim, size := e.w.hyper.HeadDim, e.cfg.PageSize
-	row := e.dtype.RowBytes(dim)
+// gather lists where K and V of n positions of one head lie, page by page.
+func (e *CPU) gather(l *local, pages []kv.Page, head, from, n int) {
+	size, row := e.cfg.PageSize, e.dtype.RowBytes(e.w.hyper.HeadDim)
+	l.runs = l.runs[:0]
 	for i := 0; i < n; {
 		slot := (from + i) % size
 		run := min(n-i, size-slot)
 		src := e.extent(pages[(from+i)/size], head)
-		e.dtype.Widen(l.k[i*dim:(i+run)*dim], src[slot*row:])
-		e.dtype.Widen(l.v[i*dim:(i+run)*dim], src[(size+slot)*row:])
+		l.runs = append(l.runs, kernels.Run{N: run, K: src[slot*row : size*row], V: src[(size+slot)*row:]})
 		i += run
 	}
 }

@@ -8,40 +8,96 @@ const Span = 64
 // largest score, and the sum of exp(score - Max).
 type State struct{ Max, Sum float32 }
 
-// AttendScratch is how many values Attend needs for queries of dim values.
-func AttendScratch(dim int) int { return together * (2 + Span + 2*dim) }
+// Run is N neighbouring positions of one head as they lie in a page: rows of K
+// and of V, which may go on behind them.
+type Run struct {
+	N    int
+	K, V []byte
+}
+
+// Attention is the memory of one goroutine that attends.
+type Attention struct {
+	k, v    []float32 // a block, widened
+	scratch []float32
+}
+
+// NewAttention is for heads of dim values.
+func NewAttention(dim int) *Attention {
+	return &Attention{make([]float32, Span*dim), make([]float32, Span*dim), make([]float32, together*(2+Span+2*dim))}
+}
 
 // together is how many queries a routine takes at a time.
 const together = 4
 
-// Attend takes positions of a block, rows of k and v, into the state and result
-// of each of some queries: q and out are rows too. Query i sees the first n[i]
-// of Span positions; n never falls from one query to the next. The first block
-// overwrites; each later one is merged in, in index order:
+// Block takes positions of a block, runs of rows of type t, into the state and
+// result of each of some queries: q and out are rows too. Query i sees the first
+// n[i] of Span positions; n never falls from one query to the next. The first
+// block overwrites; each later one is merged in, in index order:
 //
 //	out = Σ p v in position order, p = exp(score - max), of this block alone;
 //	then out' = out' × exp(Max' - M) + out × exp(max - M), M the larger maximum.
 //
 // A block's part does not depend on the ones before it, so a split at any
 // block boundary gives the same bits. Queries that share a call share what is
-// read of k and v.
-func Attend(s []State, out, q, k, v []float32, n []int, scale float32, first bool, scratch []float32) {
+// read of K and V.
+func (a *Attention) Block(t Type, s []State, out, q []float32, runs []Run, n []int, scale float32, first bool) {
 	dim := len(q) / len(s)
+	b := block{a, dim, nil}
+	if straight(t, dim, runs, n) {
+		b.halves = runs
+	} else {
+		a.widen(t, runs, dim)
+	}
 	for len(s) > 0 {
 		few := 1
 		if now.float != nil {
 			few = min(together, len(s))
 		}
-		attend(s[:few], out[:few*dim], q[:few*dim], k[:Span*dim], v[:Span*dim], n[:few], scale, first, scratch)
+		b.attend(s[:few], out[:few*dim], q[:few*dim], n[:few], scale, first)
 		s, out, q, n = s[few:], out[few*dim:], q[few*dim:], n[few:]
 	}
 }
 
-// attend is Attend for up to four queries. Two or three are made four: what
+// straight says whether a block is computed with as it is stored: halves, for so
+// few queries that widening them each time costs less than to write them down,
+// which all see the same positions.
+func straight(t Type, dim int, runs []Run, n []int) bool {
+	if t != F16 || raced || now.float == nil || now.float.dots4x4h == nil || len(n) > together || n[0] != n[len(n)-1] {
+		return false
+	}
+	for i, r := range runs {
+		rows := sixteens(r.N)
+		if len(r.K) < rows*t.RowBytes(dim) || rows != r.N && i < len(runs)-1 {
+			return false
+		}
+	}
+	return true
+}
+
+// sixteens rounds up: scores are made for so many positions at a time.
+func sixteens(n int) int { return (n + lanes - 1) / lanes * lanes }
+
+func (a *Attention) widen(t Type, runs []Run, dim int) {
+	k, v := a.k, a.v
+	for _, r := range runs {
+		t.Widen(k[:r.N*dim], r.K)
+		t.Widen(v[:r.N*dim], r.V)
+		k, v = k[r.N*dim:], v[r.N*dim:]
+	}
+}
+
+// block is one block of K and V of heads of dim values: widened, or as halves.
+type block struct {
+	*Attention
+	dim    int
+	halves []Run
+}
+
+// attend is Block for up to four queries. Two or three are made four: what
 // comes of the others is left in scratch.
-func attend(s []State, out, q, k, v []float32, n []int, scale float32, first bool, scratch []float32) {
-	dim, few := len(q)/len(s), 1
-	tops, sums, scratch := scratch[:together], scratch[together:2*together], scratch[2*together:]
+func (b *block) attend(s []State, out, q []float32, n []int, scale float32, first bool) {
+	dim, few := b.dim, 1
+	tops, sums, scratch := b.scratch[:together], b.scratch[together:2*together], b.scratch[2*together:]
 	part := scratch[together*Span:][:len(q)]
 	if len(s) > 1 {
 		few = together
@@ -54,9 +110,9 @@ func attend(s []State, out, q, k, v []float32, n []int, scale float32, first boo
 		part = out
 	}
 	p := scratch[:few*Span]
-	scores(p, q, k, n[len(n)-1])
+	b.scores(p, q, n[len(n)-1])
 	softmax(p, n, scale, tops, sums)
-	mix(part, p, v, dim, n)
+	b.mix(part, p, n)
 	for i := range s {
 		to, from, block := out[i*dim:(i+1)*dim], part[i*dim:(i+1)*dim], State{tops[i], sums[i]}
 		if !first {
@@ -87,14 +143,21 @@ func (s *State) Finish(out []float32) {
 }
 
 // scores is p[i*Span+j] = q[i] k[j] for j < n, and whatever beyond.
-func scores(p, q, k []float32, n int) {
-	dim := len(q) * Span / len(p)
-	if f := now.float; f != nil {
-		f.dots(p, Span, q, k[:(n+15)/16*16*dim], dim)
-		return
-	}
-	for i := range n {
-		p[i] = Dot(q, k[i*dim:][:dim])
+func (b *block) scores(p, q []float32, n int) {
+	f, dim := now.float, b.dim
+	switch {
+	case f == nil:
+		for i := range n {
+			p[i] = Dot(q, b.k[i*dim:][:dim])
+		}
+	case b.halves == nil:
+		f.dots(p, Span, q, b.k[:sixteens(n)*dim], dim)
+	default:
+		at := 0
+		for _, r := range b.halves {
+			f.dotsHalves(p[at:], Span, q, r.K[:sixteens(r.N)*F16.RowBytes(dim)], dim)
+			at += r.N
+		}
 	}
 }
 
@@ -128,10 +191,19 @@ func softmaxOne(p []float32, scale float32) (top, l float32) {
 // mix is out[i][d] = Σ p[i][j] v[j][d] over j < n[i], in index order from +0.
 // Positions that not all queries see come after those that all see: a term at
 // a time.
-func mix(out, p, v []float32, dim int, n []int) {
-	f, all := now.float, n[0]
-	if f == nil {
-		mixOne(out, p[:all], v)
+func (b *block) mix(out, p []float32, n []int) {
+	f, all, dim := now.float, n[0], b.dim
+	switch {
+	case f == nil:
+		mixOne(out, p[:all], b.v)
+		return
+	case b.halves != nil:
+		clear(out)
+		at := 0
+		for _, r := range b.halves {
+			f.mixHalves(out, p[at:], r.V, dim, r.N)
+			at += r.N
+		}
 		return
 	}
 	four, one := f.mix4x64, f.mix4x16
@@ -140,14 +212,14 @@ func mix(out, p, v []float32, dim int, n []int) {
 	}
 	d := 0
 	for ; d+64 <= dim; d += 64 {
-		four(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, all)
+		four(&out[d], 4*dim, &p[0], 4*Span, &b.v[d], 4*dim, all)
 	}
 	for ; d < dim; d += 16 {
-		one(&out[d], 4*dim, &p[0], 4*Span, &v[d], 4*dim, all)
+		one(&out[d], 4*dim, &p[0], 4*Span, &b.v[d], 4*dim, all)
 	}
 	for i, n := range n {
 		for j := all; j < n; j++ {
-			merge(out[i*dim:(i+1)*dim], v[j*dim:(j+1)*dim], 1, p[i*Span+j])
+			merge(out[i*dim:(i+1)*dim], b.v[j*dim:(j+1)*dim], 1, p[i*Span+j])
 		}
 	}
 }

@@ -192,15 +192,65 @@ func mulParts16x1(y *float32, stride int, w *byte, x *byte, group int, blocks in
 //go:noescape
 func quantise256(dst *byte, src *float32, blocks int)
 
-// dots4x4 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w, each of 16 steps values. Strides are in bytes.
+// dots4x4 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w of floats, each of 16 steps values. Strides are in bytes.
 //
 //go:noescape
 func dots4x4(y *float32, yStride int, x *float32, xStride int, w *float32, wStride int, fours int, steps int)
 
-// dots16x1 is y[j] = x w[j] for so many sixteens of rows w, each of 16 steps values. The stride is in bytes.
+// dots16x1 is y[j] = x w[j] for so many sixteens of rows w of floats, each of 16 steps values. The stride is in bytes.
 //
 //go:noescape
 func dots16x1(y *float32, x *float32, w *float32, wStride int, sixteens int, steps int)
+
+// mix4x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p, v of floats. Strides are in bytes.
+//
+//go:noescape
+func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix4x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p, v of floats. Strides are in bytes.
+//
+//go:noescape
+func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix1x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p, v of floats. Strides are in bytes.
+//
+//go:noescape
+func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// mix1x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p, v of floats. Strides are in bytes.
+//
+//go:noescape
+func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+
+// dots4x4h is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w of halves, each of 16 steps values. Strides are in bytes.
+//
+//go:noescape
+func dots4x4h(y *float32, yStride int, x *float32, xStride int, w *byte, wStride int, fours int, steps int)
+
+// dots16x1h is y[j] = x w[j] for so many sixteens of rows w of halves, each of 16 steps values. The stride is in bytes.
+//
+//go:noescape
+func dots16x1h(y *float32, x *float32, w *byte, wStride int, sixteens int, steps int)
+
+// mix4x64h is out[i][:64] += Σ p[i][j] v[j] over j < n, in index order, for 4 rows p, v of halves. Strides are in bytes.
+//
+//go:noescape
+func mix4x64h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+
+// mix4x16h is out[i][:16] += Σ p[i][j] v[j] over j < n, in index order, for 4 rows p, v of halves. Strides are in bytes.
+//
+//go:noescape
+func mix4x16h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+
+// mix1x64h is out[i][:64] += Σ p[i][j] v[j] over j < n, in index order, for 1 rows p, v of halves. Strides are in bytes.
+//
+//go:noescape
+func mix1x64h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+
+// mix1x16h is out[i][:16] += Σ p[i][j] v[j] over j < n, in index order, for 1 rows p, v of halves. Strides are in bytes.
+//
+//go:noescape
+func mix1x16h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
 
 // dot16 is the sum of x y over 16 steps values.
 //
@@ -211,26 +261,6 @@ func dot16(x *float32, y *float32, steps int) float32
 //
 //go:noescape
 func softmax64(p *float32, n *int, top *float32, sum *float32, queries int, scale float32)
-
-// mix4x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p. Strides are in bytes.
-//
-//go:noescape
-func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-
-// mix4x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 4 rows p. Strides are in bytes.
-//
-//go:noescape
-func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-
-// mix1x64 is out[i][:64] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p. Strides are in bytes.
-//
-//go:noescape
-func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-
-// mix1x16 is out[i][:16] = Σ p[i][j] v[j] over j < n, in index order, for 1 rows p. Strides are in bytes.
-//
-//go:noescape
-func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
 
 // rope16 rotates neighbouring pairs.
 //

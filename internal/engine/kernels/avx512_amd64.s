@@ -10560,6 +10560,769 @@ sums:
 	VZEROUPPER
 	RET
 
+// func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x64(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), DX
+	MOVQ   pStride+24(FP), BX
+	MOVQ   v+32(FP), SI
+	MOVQ   vStride+40(FP), DI
+	MOVQ   n+48(FP), R8
+	LEAQ   (BX)(BX*2), R9
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+
+rows:
+	VMOVUPS      (SI), Z16
+	VMOVUPS      64(SI), Z17
+	VMOVUPS      128(SI), Z18
+	VMOVUPS      192(SI), Z19
+	VBROADCASTSS (DX), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z0, Z0
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z1, Z1
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z2, Z2
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z3, Z3
+	VBROADCASTSS (DX)(BX*1), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z4, Z4
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z5, Z5
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z6, Z6
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z7, Z7
+	VBROADCASTSS (DX)(BX*2), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z8, Z8
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z9, Z9
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z10, Z10
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z11, Z11
+	VBROADCASTSS (DX)(R9*1), Z20
+	VMULPS       Z20, Z16, Z16
+	VADDPS       Z16, Z12, Z12
+	VMULPS       Z20, Z17, Z16
+	VADDPS       Z16, Z13, Z13
+	VMULPS       Z20, Z18, Z16
+	VADDPS       Z16, Z14, Z14
+	VMULPS       Z20, Z19, Z16
+	VADDPS       Z16, Z15, Z15
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x16(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), DX
+	MOVQ   pStride+24(FP), BX
+	MOVQ   v+32(FP), SI
+	MOVQ   vStride+40(FP), DI
+	MOVQ   n+48(FP), R8
+	LEAQ   (BX)(BX*2), R9
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+rows:
+	VMOVUPS      (SI), Z4
+	VBROADCASTSS (DX), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z0, Z0
+	VBROADCASTSS (DX)(BX*1), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z1, Z1
+	VBROADCASTSS (DX)(BX*2), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z2, Z2
+	VBROADCASTSS (DX)(R9*1), Z5
+	VMULPS       Z5, Z4, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x64(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), CX
+	MOVQ   pStride+24(FP), DX
+	MOVQ   v+32(FP), BX
+	MOVQ   vStride+40(FP), SI
+	MOVQ   n+48(FP), DI
+	LEAQ   (DX)(DX*2), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+rows:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	VMOVUPS      128(BX), Z6
+	VMOVUPS      192(BX), Z7
+	VBROADCASTSS (CX), Z8
+	VMULPS       Z8, Z4, Z4
+	VADDPS       Z4, Z0, Z0
+	VMULPS       Z8, Z5, Z4
+	VADDPS       Z4, Z1, Z1
+	VMULPS       Z8, Z6, Z4
+	VADDPS       Z4, Z2, Z2
+	VMULPS       Z8, Z7, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x16(SB), NOSPLIT, $0-56
+	MOVQ   out+0(FP), AX
+	MOVQ   outStride+8(FP), CX
+	MOVQ   p+16(FP), CX
+	MOVQ   pStride+24(FP), DX
+	MOVQ   v+32(FP), BX
+	MOVQ   vStride+40(FP), SI
+	MOVQ   n+48(FP), DI
+	LEAQ   (DX)(DX*2), DX
+	VPXORD Z0, Z0, Z0
+
+rows:
+	VMOVUPS      (BX), Z1
+	VBROADCASTSS (CX), Z2
+	VMULPS       Z2, Z1, Z1
+	VADDPS       Z1, Z0, Z0
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VZEROUPPER
+	RET
+
+// func dots4x4h(y *float32, yStride int, x *float32, xStride int, w *byte, wStride int, fours int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·dots4x4h(SB), NOSPLIT, $0-64
+	MOVQ y+0(FP), AX
+	MOVQ yStride+8(FP), CX
+	MOVQ x+16(FP), DX
+	MOVQ xStride+24(FP), BX
+	MOVQ w+32(FP), SI
+	MOVQ wStride+40(FP), DI
+	MOVQ fours+48(FP), R8
+	MOVQ steps+56(FP), R9
+	LEAQ (BX)(BX*2), R10
+	LEAQ (DI)(DI*2), R11
+	MOVQ R9, R12
+	SHLQ $0x06, R12
+
+rows:
+	VCVTPH2PS (SI), Z12
+	VCVTPH2PS (SI)(DI*1), Z13
+	VCVTPH2PS (SI)(DI*2), Z14
+	VCVTPH2PS (SI)(R11*1), Z15
+	VMOVUPS   (DX), Z3
+	VMULPS    Z12, Z3, Z0
+	VMULPS    Z13, Z3, Z1
+	VMULPS    Z14, Z3, Z2
+	VMULPS    Z15, Z3, Z3
+	VMOVUPS   (DX)(BX*1), Z7
+	VMULPS    Z12, Z7, Z4
+	VMULPS    Z13, Z7, Z5
+	VMULPS    Z14, Z7, Z6
+	VMULPS    Z15, Z7, Z7
+	VMOVUPS   (DX)(BX*2), Z11
+	VMULPS    Z12, Z11, Z8
+	VMULPS    Z13, Z11, Z9
+	VMULPS    Z14, Z11, Z10
+	VMULPS    Z15, Z11, Z11
+	VMOVUPS   (DX)(R10*1), Z16
+	VMULPS    Z12, Z16, Z12
+	VMULPS    Z13, Z16, Z13
+	VMULPS    Z14, Z16, Z14
+	VMULPS    Z15, Z16, Z15
+	ADDQ      $0x40, DX
+	ADDQ      $0x20, SI
+	MOVQ      R9, R13
+	DECQ      R13
+	JZ        sums
+
+steps:
+	VCVTPH2PS (SI), Z16
+	VCVTPH2PS (SI)(DI*1), Z17
+	VCVTPH2PS (SI)(DI*2), Z18
+	VCVTPH2PS (SI)(R11*1), Z19
+	VMOVUPS   (DX), Z20
+	VMULPS    Z16, Z20, Z21
+	VADDPS    Z21, Z0, Z0
+	VMULPS    Z17, Z20, Z21
+	VADDPS    Z21, Z1, Z1
+	VMULPS    Z18, Z20, Z21
+	VADDPS    Z21, Z2, Z2
+	VMULPS    Z19, Z20, Z20
+	VADDPS    Z20, Z3, Z3
+	VMOVUPS   (DX)(BX*1), Z20
+	VMULPS    Z16, Z20, Z21
+	VADDPS    Z21, Z4, Z4
+	VMULPS    Z17, Z20, Z21
+	VADDPS    Z21, Z5, Z5
+	VMULPS    Z18, Z20, Z21
+	VADDPS    Z21, Z6, Z6
+	VMULPS    Z19, Z20, Z20
+	VADDPS    Z20, Z7, Z7
+	VMOVUPS   (DX)(BX*2), Z20
+	VMULPS    Z16, Z20, Z21
+	VADDPS    Z21, Z8, Z8
+	VMULPS    Z17, Z20, Z21
+	VADDPS    Z21, Z9, Z9
+	VMULPS    Z18, Z20, Z21
+	VADDPS    Z21, Z10, Z10
+	VMULPS    Z19, Z20, Z20
+	VADDPS    Z20, Z11, Z11
+	VMOVUPS   (DX)(R10*1), Z20
+	VMULPS    Z16, Z20, Z16
+	VADDPS    Z16, Z12, Z12
+	VMULPS    Z17, Z20, Z16
+	VADDPS    Z16, Z13, Z13
+	VMULPS    Z18, Z20, Z16
+	VADDPS    Z16, Z14, Z14
+	VMULPS    Z19, Z20, Z16
+	VADDPS    Z16, Z15, Z15
+	ADDQ      $0x40, DX
+	ADDQ      $0x20, SI
+	DECQ      R13
+	JNZ       steps
+
+sums:
+	VSHUFF32X4    $0x44, Z4, Z0, Z16
+	VSHUFF32X4    $0xee, Z4, Z0, Z0
+	VADDPS        Z0, Z16, Z16
+	VSHUFF32X4    $0x44, Z12, Z8, Z0
+	VSHUFF32X4    $0xee, Z12, Z8, Z4
+	VADDPS        Z4, Z0, Z0
+	VSHUFF32X4    $0x88, Z0, Z16, Z4
+	VSHUFF32X4    $0xdd, Z0, Z16, Z0
+	VADDPS        Z0, Z4, Z4
+	VSHUFF32X4    $0x44, Z5, Z1, Z0
+	VSHUFF32X4    $0xee, Z5, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z13, Z9, Z1
+	VSHUFF32X4    $0xee, Z13, Z9, Z5
+	VADDPS        Z5, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z5
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z5, Z5
+	VSHUFF32X4    $0x44, Z6, Z2, Z0
+	VSHUFF32X4    $0xee, Z6, Z2, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z14, Z10, Z1
+	VSHUFF32X4    $0xee, Z14, Z10, Z2
+	VADDPS        Z2, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z2
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z2, Z2
+	VSHUFF32X4    $0x44, Z7, Z3, Z0
+	VSHUFF32X4    $0xee, Z7, Z3, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x44, Z15, Z11, Z1
+	VSHUFF32X4    $0xee, Z15, Z11, Z3
+	VADDPS        Z3, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z3
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z3, Z3
+	VUNPCKLPD     Z5, Z4, Z0
+	VUNPCKHPD     Z5, Z4, Z1
+	VADDPS        Z1, Z0, Z0
+	VUNPCKLPD     Z3, Z2, Z1
+	VUNPCKHPD     Z3, Z2, Z2
+	VADDPS        Z2, Z1, Z1
+	VSHUFPS       $0x88, Z1, Z0, Z2
+	VSHUFPS       $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z2, Z2
+	VPXORD        Z22, Z22, Z22
+	VADDPS        Z22, Z2, Z2
+	MOVQ          AX, R13
+	VMOVUPS       X2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x01, Z2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x02, Z2, (R13)
+	ADDQ          CX, R13
+	VEXTRACTF32X4 $0x03, Z2, (R13)
+	ADDQ          CX, R13
+	ADDQ          $0x10, AX
+	SUBQ          R12, DX
+	SHRQ          $0x01, R12
+	SUBQ          R12, SI
+	SHLQ          $0x01, R12
+	LEAQ          (SI)(DI*4), SI
+	DECQ          R8
+	JNZ           rows
+	VZEROUPPER
+	RET
+
+// func dots16x1h(y *float32, x *float32, w *byte, wStride int, sixteens int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·dots16x1h(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ wStride+24(FP), DX
+	MOVQ sixteens+32(FP), BX
+	MOVQ steps+40(FP), SI
+	LEAQ (DX)(DX*2), DI
+	MOVQ w+16(FP), R8
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ SI, R12
+	SHLQ $0x06, R12
+	MOVQ DX, R13
+	SHLQ $0x04, R13
+	SHRQ $0x01, R12
+	SUBQ R12, R13
+	SHLQ $0x01, R12
+
+rows:
+	VMOVUPS   (CX), Z16
+	VCVTPH2PS (R8), Z0
+	VMULPS    Z0, Z16, Z0
+	VCVTPH2PS (R8)(DX*1), Z1
+	VMULPS    Z1, Z16, Z1
+	VCVTPH2PS (R8)(DX*2), Z2
+	VMULPS    Z2, Z16, Z2
+	VCVTPH2PS (R8)(DI*1), Z3
+	VMULPS    Z3, Z16, Z3
+	VCVTPH2PS (R9), Z4
+	VMULPS    Z4, Z16, Z4
+	VCVTPH2PS (R9)(DX*1), Z5
+	VMULPS    Z5, Z16, Z5
+	VCVTPH2PS (R9)(DX*2), Z6
+	VMULPS    Z6, Z16, Z6
+	VCVTPH2PS (R9)(DI*1), Z7
+	VMULPS    Z7, Z16, Z7
+	VCVTPH2PS (R10), Z8
+	VMULPS    Z8, Z16, Z8
+	VCVTPH2PS (R10)(DX*1), Z9
+	VMULPS    Z9, Z16, Z9
+	VCVTPH2PS (R10)(DX*2), Z10
+	VMULPS    Z10, Z16, Z10
+	VCVTPH2PS (R10)(DI*1), Z11
+	VMULPS    Z11, Z16, Z11
+	VCVTPH2PS (R11), Z12
+	VMULPS    Z12, Z16, Z12
+	VCVTPH2PS (R11)(DX*1), Z13
+	VMULPS    Z13, Z16, Z13
+	VCVTPH2PS (R11)(DX*2), Z14
+	VMULPS    Z14, Z16, Z14
+	VCVTPH2PS (R11)(DI*1), Z15
+	VMULPS    Z15, Z16, Z15
+	ADDQ      $0x40, CX
+	ADDQ      $+32, R8
+	ADDQ      $+32, R9
+	ADDQ      $+32, R10
+	ADDQ      $+32, R11
+	MOVQ      SI, R14
+	DECQ      R14
+	JZ        sums
+
+steps:
+	VMOVUPS   (CX), Z16
+	VCVTPH2PS (R8), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z0, Z0
+	VCVTPH2PS (R8)(DX*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z1, Z1
+	VCVTPH2PS (R8)(DX*2), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z2, Z2
+	VCVTPH2PS (R8)(DI*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z3, Z3
+	VCVTPH2PS (R9), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z4, Z4
+	VCVTPH2PS (R9)(DX*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z5, Z5
+	VCVTPH2PS (R9)(DX*2), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z6, Z6
+	VCVTPH2PS (R9)(DI*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z7, Z7
+	VCVTPH2PS (R10), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z8, Z8
+	VCVTPH2PS (R10)(DX*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z9, Z9
+	VCVTPH2PS (R10)(DX*2), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z10, Z10
+	VCVTPH2PS (R10)(DI*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z11, Z11
+	VCVTPH2PS (R11), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z12, Z12
+	VCVTPH2PS (R11)(DX*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z13, Z13
+	VCVTPH2PS (R11)(DX*2), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z14, Z14
+	VCVTPH2PS (R11)(DI*1), Z18
+	VMULPS    Z18, Z16, Z18
+	VADDPS    Z18, Z15, Z15
+	ADDQ      $0x40, CX
+	ADDQ      $+32, R8
+	ADDQ      $+32, R9
+	ADDQ      $+32, R10
+	ADDQ      $+32, R11
+	DECQ      R14
+	JNZ       steps
+
+sums:
+	VSHUFF32X4 $0x44, Z4, Z0, Z16
+	VSHUFF32X4 $0xee, Z4, Z0, Z0
+	VADDPS     Z0, Z16, Z16
+	VSHUFF32X4 $0x44, Z12, Z8, Z0
+	VSHUFF32X4 $0xee, Z12, Z8, Z4
+	VADDPS     Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z0, Z16, Z4
+	VSHUFF32X4 $0xdd, Z0, Z16, Z0
+	VADDPS     Z0, Z4, Z4
+	VSHUFF32X4 $0x44, Z5, Z1, Z0
+	VSHUFF32X4 $0xee, Z5, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z13, Z9, Z1
+	VSHUFF32X4 $0xee, Z13, Z9, Z5
+	VADDPS     Z5, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z5
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z5, Z5
+	VSHUFF32X4 $0x44, Z6, Z2, Z0
+	VSHUFF32X4 $0xee, Z6, Z2, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z14, Z10, Z1
+	VSHUFF32X4 $0xee, Z14, Z10, Z2
+	VADDPS     Z2, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z2
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z2, Z2
+	VSHUFF32X4 $0x44, Z7, Z3, Z0
+	VSHUFF32X4 $0xee, Z7, Z3, Z1
+	VADDPS     Z1, Z0, Z0
+	VSHUFF32X4 $0x44, Z15, Z11, Z1
+	VSHUFF32X4 $0xee, Z15, Z11, Z3
+	VADDPS     Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z1, Z0, Z3
+	VSHUFF32X4 $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z3, Z3
+	VUNPCKLPD  Z5, Z4, Z0
+	VUNPCKHPD  Z5, Z4, Z1
+	VADDPS     Z1, Z0, Z0
+	VUNPCKLPD  Z3, Z2, Z1
+	VUNPCKHPD  Z3, Z2, Z2
+	VADDPS     Z2, Z1, Z1
+	VSHUFPS    $0x88, Z1, Z0, Z2
+	VSHUFPS    $0xdd, Z1, Z0, Z0
+	VADDPS     Z0, Z2, Z2
+	VPXORD     Z17, Z17, Z17
+	VADDPS     Z17, Z2, Z2
+	VMOVUPS    Z2, (AX)
+	ADDQ       $0x40, AX
+	SUBQ       R12, CX
+	ADDQ       R13, R8
+	ADDQ       R13, R9
+	ADDQ       R13, R10
+	ADDQ       R13, R11
+	DECQ       BX
+	JNZ        rows
+	VZEROUPPER
+	RET
+
+// func mix4x64h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x64h(SB), NOSPLIT, $0-56
+	MOVQ    out+0(FP), AX
+	MOVQ    outStride+8(FP), CX
+	MOVQ    p+16(FP), DX
+	MOVQ    pStride+24(FP), BX
+	MOVQ    v+32(FP), SI
+	MOVQ    vStride+40(FP), DI
+	MOVQ    n+48(FP), R8
+	LEAQ    (BX)(BX*2), R9
+	MOVQ    AX, R10
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS 128(R10), Z2
+	VMOVUPS 192(R10), Z3
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z4
+	VMOVUPS 64(R10), Z5
+	VMOVUPS 128(R10), Z6
+	VMOVUPS 192(R10), Z7
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z8
+	VMOVUPS 64(R10), Z9
+	VMOVUPS 128(R10), Z10
+	VMOVUPS 192(R10), Z11
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z12
+	VMOVUPS 64(R10), Z13
+	VMOVUPS 128(R10), Z14
+	VMOVUPS 192(R10), Z15
+
+rows:
+	VCVTPH2PS    (SI), Z16
+	VCVTPH2PS    32(SI), Z17
+	VCVTPH2PS    64(SI), Z18
+	VCVTPH2PS    96(SI), Z19
+	VBROADCASTSS (DX), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z0, Z0
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z1, Z1
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z2, Z2
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z3, Z3
+	VBROADCASTSS (DX)(BX*1), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z4, Z4
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z5, Z5
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z6, Z6
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z7, Z7
+	VBROADCASTSS (DX)(BX*2), Z20
+	VMULPS       Z20, Z16, Z21
+	VADDPS       Z21, Z8, Z8
+	VMULPS       Z20, Z17, Z21
+	VADDPS       Z21, Z9, Z9
+	VMULPS       Z20, Z18, Z21
+	VADDPS       Z21, Z10, Z10
+	VMULPS       Z20, Z19, Z20
+	VADDPS       Z20, Z11, Z11
+	VBROADCASTSS (DX)(R9*1), Z20
+	VMULPS       Z20, Z16, Z16
+	VADDPS       Z16, Z12, Z12
+	VMULPS       Z20, Z17, Z16
+	VADDPS       Z16, Z13, Z13
+	VMULPS       Z20, Z18, Z16
+	VADDPS       Z16, Z14, Z14
+	VMULPS       Z20, Z19, Z16
+	VADDPS       Z16, Z15, Z15
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix4x16h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix4x16h(SB), NOSPLIT, $0-56
+	MOVQ    out+0(FP), AX
+	MOVQ    outStride+8(FP), CX
+	MOVQ    p+16(FP), DX
+	MOVQ    pStride+24(FP), BX
+	MOVQ    v+32(FP), SI
+	MOVQ    vStride+40(FP), DI
+	MOVQ    n+48(FP), R8
+	LEAQ    (BX)(BX*2), R9
+	MOVQ    AX, R10
+	VMOVUPS (R10), Z0
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z1
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z2
+	ADDQ    CX, R10
+	VMOVUPS (R10), Z3
+
+rows:
+	VCVTPH2PS    (SI), Z4
+	VBROADCASTSS (DX), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z0, Z0
+	VBROADCASTSS (DX)(BX*1), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z1, Z1
+	VBROADCASTSS (DX)(BX*2), Z5
+	VMULPS       Z5, Z4, Z5
+	VADDPS       Z5, Z2, Z2
+	VBROADCASTSS (DX)(R9*1), Z5
+	VMULPS       Z5, Z4, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, DX
+	ADDQ         DI, SI
+	DECQ         R8
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func mix1x64h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x64h(SB), NOSPLIT, $0-56
+	MOVQ    out+0(FP), AX
+	MOVQ    outStride+8(FP), CX
+	MOVQ    p+16(FP), CX
+	MOVQ    pStride+24(FP), DX
+	MOVQ    v+32(FP), BX
+	MOVQ    vStride+40(FP), SI
+	MOVQ    n+48(FP), DI
+	LEAQ    (DX)(DX*2), DX
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+
+rows:
+	VCVTPH2PS    (BX), Z4
+	VCVTPH2PS    32(BX), Z5
+	VCVTPH2PS    64(BX), Z6
+	VCVTPH2PS    96(BX), Z7
+	VBROADCASTSS (CX), Z8
+	VMULPS       Z8, Z4, Z4
+	VADDPS       Z4, Z0, Z0
+	VMULPS       Z8, Z5, Z4
+	VADDPS       Z4, Z1, Z1
+	VMULPS       Z8, Z6, Z4
+	VADDPS       Z4, Z2, Z2
+	VMULPS       Z8, Z7, Z4
+	VADDPS       Z4, Z3, Z3
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	VZEROUPPER
+	RET
+
+// func mix1x16h(out *float32, outStride int, p *float32, pStride int, v *byte, vStride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·mix1x16h(SB), NOSPLIT, $0-56
+	MOVQ    out+0(FP), AX
+	MOVQ    outStride+8(FP), CX
+	MOVQ    p+16(FP), CX
+	MOVQ    pStride+24(FP), DX
+	MOVQ    v+32(FP), BX
+	MOVQ    vStride+40(FP), SI
+	MOVQ    n+48(FP), DI
+	LEAQ    (DX)(DX*2), DX
+	VMOVUPS (AX), Z0
+
+rows:
+	VCVTPH2PS    (BX), Z1
+	VBROADCASTSS (CX), Z2
+	VMULPS       Z2, Z1, Z1
+	VADDPS       Z1, Z0, Z0
+	ADDQ         $0x04, CX
+	ADDQ         SI, BX
+	DECQ         DI
+	JNZ          rows
+	VMOVUPS      Z0, (AX)
+	VZEROUPPER
+	RET
+
 // func dot16(x *float32, y *float32, steps int) float32
 // Requires: AVX, AVX512F, AVX512VL
 TEXT ·dot16(SB), NOSPLIT, $0-28
@@ -10813,212 +11576,6 @@ query:
 	ADDQ          $0x04, BX
 	DECQ          SI
 	JNZ           query
-	VZEROUPPER
-	RET
-
-// func mix4x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-// Requires: AVX, AVX512F
-TEXT ·mix4x64(SB), NOSPLIT, $0-56
-	MOVQ   out+0(FP), AX
-	MOVQ   outStride+8(FP), CX
-	MOVQ   p+16(FP), DX
-	MOVQ   pStride+24(FP), BX
-	MOVQ   v+32(FP), SI
-	MOVQ   vStride+40(FP), DI
-	MOVQ   n+48(FP), R8
-	LEAQ   (BX)(BX*2), R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-
-rows:
-	VMOVUPS      (SI), Z16
-	VMOVUPS      64(SI), Z17
-	VMOVUPS      128(SI), Z18
-	VMOVUPS      192(SI), Z19
-	VBROADCASTSS (DX), Z20
-	VMULPS       Z20, Z16, Z21
-	VADDPS       Z21, Z0, Z0
-	VMULPS       Z20, Z17, Z21
-	VADDPS       Z21, Z1, Z1
-	VMULPS       Z20, Z18, Z21
-	VADDPS       Z21, Z2, Z2
-	VMULPS       Z20, Z19, Z20
-	VADDPS       Z20, Z3, Z3
-	VBROADCASTSS (DX)(BX*1), Z20
-	VMULPS       Z20, Z16, Z21
-	VADDPS       Z21, Z4, Z4
-	VMULPS       Z20, Z17, Z21
-	VADDPS       Z21, Z5, Z5
-	VMULPS       Z20, Z18, Z21
-	VADDPS       Z21, Z6, Z6
-	VMULPS       Z20, Z19, Z20
-	VADDPS       Z20, Z7, Z7
-	VBROADCASTSS (DX)(BX*2), Z20
-	VMULPS       Z20, Z16, Z21
-	VADDPS       Z21, Z8, Z8
-	VMULPS       Z20, Z17, Z21
-	VADDPS       Z21, Z9, Z9
-	VMULPS       Z20, Z18, Z21
-	VADDPS       Z21, Z10, Z10
-	VMULPS       Z20, Z19, Z20
-	VADDPS       Z20, Z11, Z11
-	VBROADCASTSS (DX)(R9*1), Z20
-	VMULPS       Z20, Z16, Z16
-	VADDPS       Z16, Z12, Z12
-	VMULPS       Z20, Z17, Z16
-	VADDPS       Z16, Z13, Z13
-	VMULPS       Z20, Z18, Z16
-	VADDPS       Z16, Z14, Z14
-	VMULPS       Z20, Z19, Z16
-	VADDPS       Z16, Z15, Z15
-	ADDQ         $0x04, DX
-	ADDQ         DI, SI
-	DECQ         R8
-	JNZ          rows
-	VMOVUPS      Z0, (AX)
-	VMOVUPS      Z1, 64(AX)
-	VMOVUPS      Z2, 128(AX)
-	VMOVUPS      Z3, 192(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z4, (AX)
-	VMOVUPS      Z5, 64(AX)
-	VMOVUPS      Z6, 128(AX)
-	VMOVUPS      Z7, 192(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z8, (AX)
-	VMOVUPS      Z9, 64(AX)
-	VMOVUPS      Z10, 128(AX)
-	VMOVUPS      Z11, 192(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z12, (AX)
-	VMOVUPS      Z13, 64(AX)
-	VMOVUPS      Z14, 128(AX)
-	VMOVUPS      Z15, 192(AX)
-	VZEROUPPER
-	RET
-
-// func mix4x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-// Requires: AVX, AVX512F
-TEXT ·mix4x16(SB), NOSPLIT, $0-56
-	MOVQ   out+0(FP), AX
-	MOVQ   outStride+8(FP), CX
-	MOVQ   p+16(FP), DX
-	MOVQ   pStride+24(FP), BX
-	MOVQ   v+32(FP), SI
-	MOVQ   vStride+40(FP), DI
-	MOVQ   n+48(FP), R8
-	LEAQ   (BX)(BX*2), R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-
-rows:
-	VMOVUPS      (SI), Z4
-	VBROADCASTSS (DX), Z5
-	VMULPS       Z5, Z4, Z5
-	VADDPS       Z5, Z0, Z0
-	VBROADCASTSS (DX)(BX*1), Z5
-	VMULPS       Z5, Z4, Z5
-	VADDPS       Z5, Z1, Z1
-	VBROADCASTSS (DX)(BX*2), Z5
-	VMULPS       Z5, Z4, Z5
-	VADDPS       Z5, Z2, Z2
-	VBROADCASTSS (DX)(R9*1), Z5
-	VMULPS       Z5, Z4, Z4
-	VADDPS       Z4, Z3, Z3
-	ADDQ         $0x04, DX
-	ADDQ         DI, SI
-	DECQ         R8
-	JNZ          rows
-	VMOVUPS      Z0, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z1, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z2, (AX)
-	ADDQ         CX, AX
-	VMOVUPS      Z3, (AX)
-	VZEROUPPER
-	RET
-
-// func mix1x64(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-// Requires: AVX, AVX512F
-TEXT ·mix1x64(SB), NOSPLIT, $0-56
-	MOVQ   out+0(FP), AX
-	MOVQ   outStride+8(FP), CX
-	MOVQ   p+16(FP), CX
-	MOVQ   pStride+24(FP), DX
-	MOVQ   v+32(FP), BX
-	MOVQ   vStride+40(FP), SI
-	MOVQ   n+48(FP), DI
-	LEAQ   (DX)(DX*2), DX
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-
-rows:
-	VMOVUPS      (BX), Z4
-	VMOVUPS      64(BX), Z5
-	VMOVUPS      128(BX), Z6
-	VMOVUPS      192(BX), Z7
-	VBROADCASTSS (CX), Z8
-	VMULPS       Z8, Z4, Z4
-	VADDPS       Z4, Z0, Z0
-	VMULPS       Z8, Z5, Z4
-	VADDPS       Z4, Z1, Z1
-	VMULPS       Z8, Z6, Z4
-	VADDPS       Z4, Z2, Z2
-	VMULPS       Z8, Z7, Z4
-	VADDPS       Z4, Z3, Z3
-	ADDQ         $0x04, CX
-	ADDQ         SI, BX
-	DECQ         DI
-	JNZ          rows
-	VMOVUPS      Z0, (AX)
-	VMOVUPS      Z1, 64(AX)
-	VMOVUPS      Z2, 128(AX)
-	VMOVUPS      Z3, 192(AX)
-	VZEROUPPER
-	RET
-
-// func mix1x16(out *float32, outStride int, p *float32, pStride int, v *float32, vStride int, n int)
-// Requires: AVX, AVX512F
-TEXT ·mix1x16(SB), NOSPLIT, $0-56
-	MOVQ   out+0(FP), AX
-	MOVQ   outStride+8(FP), CX
-	MOVQ   p+16(FP), CX
-	MOVQ   pStride+24(FP), DX
-	MOVQ   v+32(FP), BX
-	MOVQ   vStride+40(FP), SI
-	MOVQ   n+48(FP), DI
-	LEAQ   (DX)(DX*2), DX
-	VPXORD Z0, Z0, Z0
-
-rows:
-	VMOVUPS      (BX), Z1
-	VBROADCASTSS (CX), Z2
-	VMULPS       Z2, Z1, Z1
-	VADDPS       Z1, Z0, Z0
-	ADDQ         $0x04, CX
-	ADDQ         SI, BX
-	DECQ         DI
-	JNZ          rows
-	VMOVUPS      Z0, (AX)
 	VZEROUPPER
 	RET
 

@@ -214,21 +214,26 @@ func BenchmarkStream(b *testing.B) {
 func BenchmarkAttend(b *testing.B) {
 	defer Use(Path())
 	rnd := rand.New(rand.NewPCG(2, 1))
-	const dim, queries = 64, 12
-	q, k, v := make([]float32, queries*dim), make([]float32, Span*dim), make([]float32, Span*dim)
-	fill(rnd, q)
+	const dim = 64
+	k, v := make([]float32, Span*dim), make([]float32, Span*dim)
 	fill(rnd, k)
 	fill(rnd, v)
-	out, scratch, s := make([]float32, queries*dim), make([]float32, AttendScratch(dim)), make([]State, queries)
-	n := slices.Repeat([]int{Span}, queries)
-	for _, path := range Paths() {
-		b.Run(path, func(b *testing.B) {
-			if err := Use(path); err != nil {
-				b.Fatal(err)
-			}
-			best := best(b, func() { Attend(s, out, q, k, v, n, 0.125, false, scratch) })
-			b.ReportMetric(2*queries*Span*dim/best.Seconds()/1e9, "Gmac/s")
-		})
+	runs := runsOf(F16, k, v, dim, 16, Span)
+	for _, queries := range []int{1, 3, 4, 12} {
+		q := make([]float32, queries*dim)
+		fill(rnd, q)
+		out, a, s := make([]float32, queries*dim), NewAttention(dim), make([]State, queries)
+		n := slices.Repeat([]int{Span}, queries)
+		for _, path := range Paths() {
+			b.Run(fmt.Sprintf("%d/%s", queries, path), func(b *testing.B) {
+				if err := Use(path); err != nil {
+					b.Fatal(err)
+				}
+				best := best(b, func() { a.Block(F16, s, out, q, runs, n, 0.125, false) })
+				b.ReportMetric(float64(2*queries*Span*dim)/best.Seconds()/1e9, "Gmac/s")
+				b.ReportMetric(2*2*Span*dim/best.Seconds()/1e9, "GB/s")
+			})
+		}
 	}
 }
 

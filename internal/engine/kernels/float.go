@@ -13,6 +13,15 @@ type floatRoutines struct {
 	mix4x16  mixRoutine
 	mix1x64  mixRoutine
 	mix1x16  mixRoutine
+
+	// The same with rows of halves, where the path has them; mixes add to out.
+	dots4x4h  func(y *float32, yStride int, x *float32, xStride int, w *byte, wStride, fours, steps int)
+	dots16x1h func(y, x *float32, w *byte, wStride, sixteens, steps int)
+	mix4x64h  mixHalfRoutine
+	mix4x16h  mixHalfRoutine
+	mix1x64h  mixHalfRoutine
+	mix1x16h  mixHalfRoutine
+
 	merge    func(out, part *float32, n int, f, h float32)
 	exp      func(dst, src *float32, n int, top, divisor float32)
 	swiglu   func(dst, gate, up *float32, n int)
@@ -29,7 +38,10 @@ type floatRoutines struct {
 	halves func(x, y, cos, sin *float32, n int)
 }
 
-type mixRoutine func(out *float32, outStride int, p *float32, pStride int, v *float32, vStride, n int)
+type (
+	mixRoutine     func(out *float32, outStride int, p *float32, pStride int, v *float32, vStride, n int)
+	mixHalfRoutine func(out *float32, outStride int, p *float32, pStride int, v *byte, vStride, n int)
+)
 
 // dots is y[t*stride+r] = x[t] w[r] for rows w and some vectors x, all of cols
 // values. Rows are a multiple of 16.
@@ -44,5 +56,30 @@ func (f *floatRoutines) dots(y []float32, stride int, x, w []float32, cols int) 
 		out := y[:rows]
 		f.dots16x1(&out[0], &x[0], &w[0], 4*cols, rows/16, steps)
 		x, y = x[cols:], y[min(stride, len(y)):]
+	}
+}
+
+// dotsHalves is dots of rows of halves, for one vector or four.
+func (f *floatRoutines) dotsHalves(y []float32, stride int, x []float32, w []byte, cols int) {
+	rows, steps := len(w)/(2*cols), cols/lanes
+	if len(x) == cols {
+		f.dots16x1h(&y[:rows][0], &x[0], &w[0], 2*cols, rows/16, steps)
+		return
+	}
+	f.dots4x4h(&y[:3*stride+rows][0], 4*stride, &x[0], 4*cols, &w[0], 2*cols, rows/4, steps)
+}
+
+// mixHalves is out[i][d] += Σ p[i*Span+j] v[j][d] over j < n, in index order, for
+// one p or four.
+func (f *floatRoutines) mixHalves(out, p []float32, v []byte, dim, n int) {
+	four, one, d := f.mix4x64h, f.mix4x16h, 0
+	if len(out) == dim {
+		four, one = f.mix1x64h, f.mix1x16h
+	}
+	for ; d+64 <= dim; d += 64 {
+		four(&out[d], 4*dim, &p[0], 4*Span, &v[2*d], 2*dim, n)
+	}
+	for ; d < dim; d += 16 {
+		one(&out[d], 4*dim, &p[0], 4*Span, &v[2*d], 2*dim, n)
 	}
 }

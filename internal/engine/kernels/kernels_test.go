@@ -372,6 +372,20 @@ func testDot(t *testing.T) {
 	}
 }
 
+// runsOf stores n positions of K and V as an engine does, in pages of so many.
+func runsOf(t Type, k, v []float32, dim, page, n int) (runs []Run) {
+	row := t.RowBytes(dim)
+	for from := 0; from < n; from += page {
+		r := Run{min(page, n-from), make([]byte, page*row), make([]byte, page*row)}
+		for i := range r.N {
+			t.Put(r.K[i*row:], k[(from+i)*dim:][:dim])
+			t.Put(r.V[i*row:], v[(from+i)*dim:][:dim])
+		}
+		runs = append(runs, r)
+	}
+	return runs
+}
+
 // TestAttend compares with softmax attention in float64, for any number of
 // positions in the last block.
 func TestAttend(t *testing.T) { eachPath(t, testAttend) }
@@ -386,10 +400,10 @@ func testAttend(t *testing.T) {
 			fill(rnd, k)
 			fill(rnd, v)
 			scale := float32(1 / math.Sqrt(float64(dim)))
-			out, scratch := make([]float32, dim), make([]float32, AttendScratch(dim))
-			s := make([]State, 1)
+			out, a, s := make([]float32, dim), NewAttention(dim), make([]State, 1)
 			for p := 0; p < n; p += Span {
-				Attend(s, out, q, k[p*dim:], v[p*dim:], slices.Repeat([]int{min(Span, n-p)}, len(s)), scale, p == 0, scratch)
+				few := min(Span, n-p)
+				a.Block(F32, s, out, q, runsOf(F32, k[p*dim:], v[p*dim:], dim, 16, few), []int{few}, scale, p == 0)
 			}
 			s[0].Finish(out)
 			want, total := make([]float64, dim), 0.0

@@ -38,6 +38,7 @@ var avx512 = &path{
 	float: &floatRoutines{
 		dots4x4: dots4x4, dots16x1: dots16x1, dot: dot16, softmax: softmax64,
 		mix4x64: mix4x64, mix4x16: mix4x16, mix1x64: mix1x64, mix1x16: mix1x16, merge: merge512,
+		dots4x4h: dots4x4h, dots16x1h: dots16x1h, mix4x64h: mix4x64h, mix4x16h: mix4x16h, mix1x64h: mix1x64h, mix1x16h: mix1x16h,
 		exp: exp512, swiglu: swiglu512, scale: scale512, add: add512,
 		widenF16: widenHalves512, roundF16: roundHalves512,
 		widenBF16: widenBrain512, widenQ8_0: widenBlocks512, roundQ8_0: roundBlocks512,

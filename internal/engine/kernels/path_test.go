@@ -125,7 +125,8 @@ func TestPathsAgree(t *testing.T) {
 	agree(t, "WidenF16", func() []float32 { dst := make([]float32, 1<<16); WidenF16(dst, all); return dst })
 }
 
-// TestPathsAttend: likewise attention, for odd numbers of heads and positions.
+// TestPathsAttend: likewise attention, for odd numbers of heads and positions, of
+// halves and floats, in pages of any size.
 func TestPathsAttend(t *testing.T) {
 	rnd := seeded(t, 22)
 	for i := range rounds(300) {
@@ -135,13 +136,15 @@ func TestPathsAttend(t *testing.T) {
 			awkward(rnd, x, i%3 == 2)
 		}
 		all, seen := slices.Repeat([]int{Span}, queries), slices.Repeat([]int{n}, queries)
-		for i := 1; i < queries; i++ { // later queries may see more
+		for i := 1; i < queries && queries%2 == 0; i++ { // later queries may see more
 			seen[i] = min(seen[i-1]+rnd.IntN(3), Span)
 		}
-		agree(t, fmt.Sprintf("%d queries of %d, %v positions", queries, dim, seen), func() []float32 {
-			s, out, scratch := make([]State, queries), make([]float32, queries*dim), make([]float32, AttendScratch(dim))
-			Attend(s, out, q, k, v, all, 0.01, true, scratch)
-			Attend(s, out, q, v, k, seen, 0.3, false, scratch)
+		typ, page := []Type{F32, F16, F16}[rnd.IntN(3)], []int{1, 5, 16, 16, 32, 64, 100}[rnd.IntN(7)]
+		whole, some := runsOf(typ, k, v, dim, page, Span), runsOf(typ, v, k, dim, page, seen[queries-1])
+		agree(t, fmt.Sprintf("%d queries of %d, %v positions of %v in pages of %d", queries, dim, seen, typ, page), func() []float32 {
+			s, out, a := make([]State, queries), make([]float32, queries*dim), NewAttention(dim)
+			a.Block(typ, s, out, q, whole, all, 0.01, true)
+			a.Block(typ, s, out, q, some, seen, 0.3, false)
 			for i := range s {
 				s[i].Finish(out[i*dim : (i+1)*dim])
 			}

@@ -29,15 +29,17 @@ func floats(a *asm) {
 
 // sums512 are the routines with sums: a register is the 16 lanes of a sum.
 func sums512(a *asm) {
-	dots4x4(a)
-	dots16x1(a)
-	dot(a)
-	softmax(a)
-	for _, queries := range []int{4, 1} {
-		for _, width := range []int{4, 1} {
-			mix(a, queries, width)
+	for _, half := range []bool{false, true} {
+		dots4x4(a, half)
+		dots16x1(a, half)
+		for _, queries := range []int{4, 1} {
+			for _, width := range []int{4, 1} {
+				mix(a, queries, width, half)
+			}
 		}
 	}
+	dot(a)
+	softmax(a)
 	rope(a)
 }
 
@@ -91,9 +93,28 @@ func (a *asm) zero() reg.VecVirtual {
 	return v
 }
 
-func dots4x4(a *asm) {
-	a.function("dots4x4", "func(y *float32, yStride int, x *float32, xStride int, w *float32, wStride, fours, steps int)",
-		"dots4x4 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w, each of 16 steps values. Strides are in bytes.")
+// stored tells routines apart whose rows w or v are halves: their name, the type
+// of a pointer to them, and the bytes of 16 values.
+func stored(name string, half bool) (full, pointer, what string, bytes int) {
+	if half {
+		return name + "h", "*byte", "halves", 32
+	}
+	return name, "*float32", "floats", 64
+}
+
+// values loads 16 values that are stored as halves or floats.
+func (a *asm) values(half bool, m operand.Mem, to reg.VecVirtual) {
+	if half {
+		a.VCVTPH2PS(m, to)
+	} else {
+		a.VMOVUPS(m, to)
+	}
+}
+
+func dots4x4(a *asm, half bool) {
+	name, pointer, what, bytes := stored("dots4x4", half)
+	a.function(name, "func(y *float32, yStride int, x *float32, xStride int, w "+pointer+", wStride, fours, steps int)",
+		name+" is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w of "+what+", each of 16 steps values. Strides are in bytes.")
 	y, ys, x, xs, w, ws, fours, steps := a.param("y"), a.param("yStride"), a.param("x"), a.param("xStride"), a.param("w"), a.param("wStride"), a.param("fours"), a.param("steps")
 	rx, rw := rows{stride: xs, s3: a.triple(xs)}, rows{stride: ws, s3: a.triple(ws)}
 	rx.p[0], rw.p[0] = x, w
@@ -105,7 +126,7 @@ func dots4x4(a *asm) {
 		step := func(first bool) {
 			v := a.zmms(4)
 			for j := range v {
-				a.VMOVUPS(rw.row(0, j, 0), v[j])
+				a.values(half, rw.row(0, j, 0), v[j])
 			}
 			for i := range 4 {
 				in := a.ZMM()
@@ -121,7 +142,7 @@ func dots4x4(a *asm) {
 				}
 			}
 			a.ADDQ(operand.U8(64), x)
-			a.ADDQ(operand.U8(64), w)
+			a.ADDQ(operand.U8(bytes), w)
 		}
 		step(true)
 		a.MOVQ(steps, k)
@@ -142,7 +163,7 @@ func dots4x4(a *asm) {
 		}
 		a.ADDQ(operand.U8(16), y)
 		a.SUBQ(back, x)
-		a.SUBQ(back, w)
+		a.backBy(back, half, w)
 		a.LEAQ(operand.Mem{Base: w, Index: ws, Scale: 4}, w)
 	})
 	a.done()
@@ -154,9 +175,21 @@ func (a *asm) triple(r reg.GPVirtual) reg.GPVirtual {
 	return t
 }
 
-func dots16x1(a *asm) {
-	a.function("dots16x1", "func(y, x, w *float32, wStride, sixteens, steps int)",
-		"dots16x1 is y[j] = x w[j] for so many sixteens of rows w, each of 16 steps values. The stride is in bytes.")
+// backBy takes back what 16 steps values advanced p.
+func (a *asm) backBy(floats reg.GPVirtual, half bool, p reg.GPVirtual) {
+	if !half {
+		a.SUBQ(floats, p)
+		return
+	}
+	a.SHRQ(operand.U8(1), floats)
+	a.SUBQ(floats, p)
+	a.SHLQ(operand.U8(1), floats)
+}
+
+func dots16x1(a *asm, half bool) {
+	name, pointer, what, bytes := stored("dots16x1", half)
+	a.function(name, "func(y, x *float32, w "+pointer+", wStride, sixteens, steps int)",
+		name+" is y[j] = x w[j] for so many sixteens of rows w of "+what+", each of 16 steps values. The stride is in bytes.")
 	y, x, ws, sixteens, steps := a.param("y"), a.param("x"), a.param("wStride"), a.param("sixteens"), a.param("steps")
 	r := rows{stride: ws, s3: a.triple(ws)}
 	r.p[0] = a.param("w")
@@ -169,24 +202,29 @@ func dots16x1(a *asm) {
 	a.SHLQ(operand.U8(6), back)
 	a.MOVQ(ws, ahead)
 	a.SHLQ(operand.U8(4), ahead)
-	a.SUBQ(back, ahead)
+	a.backBy(back, half, ahead)
 	a.loop("rows", sixteens, func() {
 		acc, k := a.zmms(16), a.GP64()
 		step := func(first bool) {
 			in := a.ZMM()
 			a.VMOVUPS(at(x, 0), in)
 			for j := range acc {
-				m := r.row(j/4, j%4, 0)
-				if first {
-					a.VMULPS(m, in, acc[j])
-					continue
+				t := acc[j]
+				if !first {
+					t = a.ZMM()
 				}
-				t := a.ZMM()
-				a.VMULPS(m, in, t)
-				a.VADDPS(t, acc[j], acc[j])
+				if half {
+					a.values(half, r.row(j/4, j%4, 0), t)
+					a.VMULPS(t, in, t)
+				} else {
+					a.VMULPS(r.row(j/4, j%4, 0), in, t)
+				}
+				if !first {
+					a.VADDPS(t, acc[j], acc[j])
+				}
 			}
 			a.ADDQ(operand.U8(64), x)
-			r.next(a, 64)
+			r.next(a, bytes)
 		}
 		step(true)
 		a.MOVQ(steps, k)
@@ -373,23 +411,40 @@ func address(c gotypes.Component) operand.Mem {
 // give stores the first lane of v as a result.
 func (a *asm) give(result gotypes.Component, v reg.VecVirtual) { a.VMOVSS(v.AsX(), address(result)) }
 
-func mix(a *asm, queries, width int) {
-	name := fmt.Sprintf("mix%dx%d", queries, 16*width)
-	a.function(name, "func(out *float32, outStride int, p *float32, pStride int, v *float32, vStride, n int)",
-		fmt.Sprintf("%s is out[i][:%d] = Σ p[i][j] v[j] over j < n, in index order, for %d rows p. Strides are in bytes.", name, 16*width, queries))
+func mix(a *asm, queries, width int, half bool) {
+	name, pointer, what, bytes := stored(fmt.Sprintf("mix%dx%d", queries, 16*width), half)
+	more := "="
+	if half {
+		more = "+="
+	}
+	a.function(name, "func(out *float32, outStride int, p *float32, pStride int, v "+pointer+", vStride, n int)",
+		fmt.Sprintf("%s is out[i][:%d] %s Σ p[i][j] v[j] over j < n, in index order, for %d rows p, v of %s. Strides are in bytes.", name, 16*width, more, queries, what))
 	out, os, p, ps, v, vs, n := a.param("out"), a.param("outStride"), a.param("p"), a.param("pStride"), a.param("v"), a.param("vStride"), a.param("n")
 	r := rows{stride: ps, s3: a.triple(ps)}
 	r.p[0] = p
 	acc := make([][]reg.VecVirtual, queries)
+	to := out
+	if half && queries > 1 {
+		to = a.GP64()
+		a.MOVQ(out, to)
+	}
 	for i := range acc {
-		for range width {
-			acc[i] = append(acc[i], a.zero())
+		for d := range width {
+			acc[i] = append(acc[i], a.ZMM())
+			if half { // the sum goes on: what came before lies in another page
+				a.VMOVUPS(at(to, 64*d), acc[i][d])
+			} else {
+				a.VPXORD(acc[i][d], acc[i][d], acc[i][d])
+			}
+		}
+		if half && i < queries-1 {
+			a.ADDQ(os, to)
 		}
 	}
 	a.loop("rows", n, func() {
 		w := a.zmms(width)
 		for d := range w {
-			a.VMOVUPS(at(v, 64*d), w[d])
+			a.values(half, at(v, bytes*d), w[d])
 		}
 		for i := range acc {
 			f := a.ZMM()
