@@ -3,9 +3,11 @@ package api
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
+	"syscall"
 	"time"
 	"unicode/utf8"
 )
@@ -126,6 +128,15 @@ func BodyError(err error) *Error {
 		return &Error{Code: DeadlineExceeded, Status: http.StatusRequestTimeout, Message: "the body did not arrive in time"}
 	case errors.Is(err, io.ErrUnexpectedEOF): // who has only closed its sending side can still be told
 		return Errorf(InvalidRequest, "the body did not arrive whole: %v", err)
+	case isNetwork(err):
+		return Errorf(ClientGone, "the body broke off: %v", err)
 	}
-	return Errorf(ClientGone, "the body broke off: %v", err)
+	return Errorf(InvalidRequest, "the body cannot be read: %v", err) // a chunk without a length, say
+}
+
+// isNetwork says whether an error is the connection's, and not of what came.
+func isNetwork(err error) bool {
+	var network net.Error
+	var system syscall.Errno
+	return errors.As(err, &network) || errors.As(err, &system) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)
 }

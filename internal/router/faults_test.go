@@ -417,6 +417,18 @@ func TestBodiesThatNeverCome(t *testing.T) {
 	}
 }
 
+// A body that is cut into chunks wrongly is a mistake that the client is told of.
+func TestBodiesThatCannotBeRead(t *testing.T) {
+	for _, path := range []string{"/generate", "/tokenize"} {
+		inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+			got := f.raw("POST " + path + " HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+			if !strings.HasPrefix(got, "HTTP/1.1 400 ") || !strings.Contains(got, `"code":"invalid_request"`) {
+				t.Errorf("%s: %q", path, got)
+			}
+		})
+	}
+}
+
 // Requests that two readers could cut in two ways are refused, or reach the
 // workers as one request with a length of our own; nothing is smuggled behind.
 func TestSmuggling(t *testing.T) {
