@@ -265,10 +265,20 @@ func (x *exchange) prefill(a *attempt) {
 	}
 	if f != nil {
 		x.history.failed(a.n, Prefill, f)
-		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Prefill, fault: *f})
+		x.stepLocked(x.failure(event{kind: evFailed, attempt: a.n, leg: Prefill, fault: *f}))
 		return
 	}
 	x.stepLocked(event{kind: evEnded, attempt: a.n, leg: Prefill})
+}
+
+// failure is the event of a leg that failed. When the client has gone away it is
+// just that: decode's leg ends with the client, and what prefill then says of
+// decode is nobody's fault and nothing to try again.
+func (x *exchange) failure(ev event) event {
+	if x.req.Context().Err() != nil {
+		return event{kind: evGone}
+	}
+	return ev
 }
 
 // drainPrefill reads a prefill's answer to its end. The first part of it is
@@ -320,17 +330,12 @@ func (x *exchange) decode(a *attempt) {
 	}
 }
 
-// decodeFailed tells the machine; a failure that comes of the client's going
-// away is just that.
+// decodeFailed tells the machine.
 func (x *exchange) decodeFailed(a *attempt, f fault) {
 	x.history.failed(a.n, Decode, &f)
-	if x.req.Context().Err() != nil {
-		x.step(event{kind: evGone})
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode, fault: f, goesOn: x.journal.whole()})
+	x.stepLocked(x.failure(event{kind: evFailed, attempt: a.n, leg: Decode, fault: f, goesOn: x.journal.whole()}))
 }
 
 // mayRelay tells the machine that the first data is here and whether the

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -291,6 +292,35 @@ func TestClientGoneEndsBothLegs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A client that leaves ends decode's leg, and decode takes its room back. When
+// the prefill tells of that before the client's own goroutine has run, nobody is
+// blamed, and no other pair is asked.
+func TestClientGoneIsNobodysFault(t *testing.T) {
+	inFleet(t, 1, 2, nil, func(t *testing.T, f *fleet) {
+		f.p[0].serve = says(502, `{"error":{"code":"kv_transfer_failed","message":"the decode worker took the room back"}}`)
+		ctx, leave := context.WithCancel(t.Context())
+		req := httptest.NewRequestWithContext(ctx, "POST", "/generate", strings.NewReader(ask))
+		w := httptest.NewRecorder()
+		x := &exchange{r: f.r, w: w, rc: http.NewResponseController(w), req: req, kind: api.Generate, path: "/generate", began: f.r.now(), id: "left",
+			pair: pair{retries: 2}}
+		x.history = newHistory(x)
+		if err := x.open(); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		x.step(event{kind: evStart}) // the client's goroutine comes to decode's leg late
+		synctest.Wait()
+		if x.pair.phase != phaseEnded || x.pair.end.Code != api.ClientGone {
+			t.Errorf("phase %v, end %v", x.pair.phase, x.pair.end)
+		}
+		x.run()
+		x.close(nil)
+		if legs := len(f.p[0].requests()); legs != 1 || strings.Contains(f.logs.String(), "leg failed") {
+			t.Errorf("%d prefill legs; %s", legs, f.logs)
+		}
+	})
 }
 
 // Shows F-51. A request whose time is out before the first byte is a 504, in a
