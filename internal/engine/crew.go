@@ -24,6 +24,7 @@ type crew struct {
 	state  atomic.Uint32 // the number of helpers inside, and bits
 	shares []share       // one per thread
 	do     func(tile, worker int)
+	idle   func() // called now and then by a thread that waits awake; nil where each has a CPU
 }
 
 // share is a thread's tiles [next, end), on a cache line of its own, and the
@@ -47,6 +48,9 @@ func newCrew(threads int) *crew {
 	c := &crew{done: make(chan struct{}), stop: make(chan struct{}), shares: make([]share, threads)}
 	for i := range c.shares {
 		c.shares[i].cpu.Store(-1)
+	}
+	if threads > Cores { // who waits awake has the CPU of one with a tile
+		c.idle = yieldCPU
 	}
 	for i := range threads - 1 {
 		ch := make(chan struct{}, 1)
@@ -89,7 +93,7 @@ func (c *crew) run(n int, do func(tile, worker int)) {
 // tile's time, but one that lost its processor in a tile: then the caller
 // sleeps, so that it may have the caller's, and the last one wakes it.
 func (c *crew) wait() {
-	if spin(patience, func() bool { return c.state.Load() == 0 }) {
+	if c.spin(patience, func() bool { return c.state.Load() == 0 }) {
 		return
 	}
 	if c.state.Or(asleep) != 0 {
@@ -133,7 +137,7 @@ func (c *crew) help(wake chan struct{}, worker int) {
 				c.spread(worker)
 				began = time.Now()
 			}
-			if !spin(linger, func() bool { return c.phase.Load() != seen }) {
+			if !c.spin(linger, func() bool { return c.phase.Load() != seen }) {
 				break
 			}
 		}
@@ -183,7 +187,7 @@ const (
 const turn = time.Millisecond
 
 // spin waits until there is what it looks for, or, false, for too long.
-func spin(long time.Duration, there func() bool) bool {
+func (c *crew) spin(long time.Duration, there func() bool) bool {
 	for began := time.Now(); ; {
 		for range 32 {
 			if there() {
@@ -193,6 +197,9 @@ func spin(long time.Duration, there func() bool) bool {
 		}
 		if time.Since(began) > long {
 			return false
+		}
+		if c.idle != nil {
+			c.idle()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Each tile is done once, by threads with different numbers, in every phase:
@@ -66,6 +67,22 @@ func TestCrewWaitsForAHelperInATile(t *testing.T) {
 		})
 		if !left.Load() {
 			t.Fatal("the phase ended while a helper was in a tile")
+		}
+	}
+}
+
+// Threads that are more than CPUs offer theirs to each other as they wait awake.
+func TestCrowdedCrewWaitsIdly(t *testing.T) {
+	for threads, want := range map[int]bool{Cores: false, Cores + 1: true} {
+		c := newCrew(threads)
+		c.close()
+		if got := c.idle != nil; got != want {
+			t.Errorf("%d threads, %d CPUs: they offer %v", threads, Cores, got)
+		}
+		offers := 0
+		c.idle = func() { offers++ }
+		if !c.spin(time.Hour, func() bool { return offers == 3 }) {
+			t.Error("what it waited for is there, but it left")
 		}
 	}
 }
