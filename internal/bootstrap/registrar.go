@@ -96,7 +96,8 @@ func (r *Registrar) Run(ctx context.Context) {
 			r.pause(ctx, r.cfg.Check)
 		default:
 			failures++
-			if !registered || time.Since(good) >= r.cfg.Stale {
+			// One failure alone may be of a check that we cut by standing still.
+			if !registered || failures > 1 && time.Since(good) >= r.cfg.Stale {
 				r.become(false, err)
 			}
 			r.pause(ctx, r.backoff(failures))

@@ -129,6 +129,30 @@ func TestRegistrarKeepsTrying(t *testing.T) {
 	}
 }
 
+// One check that fails long after the last good one may have been cut by our
+// own standstill: it is the second that makes the worker unready.
+func TestRegistrarOneFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, 1, newMemNet(), "p1")
+		g.r.cfg.Check = time.Minute
+		s := loopbackServer()
+		g.registry(s)
+		end := g.run()
+		defer end()
+		g.wantReady(true, 0)
+		dialed := g.m.dialed(registryAddr)
+		g.m.set(registryAddr, hangs)
+		for g.m.dialed(registryAddr) == dialed {
+			time.Sleep(100 * time.Millisecond) // virtual
+		}
+		time.Sleep(g.r.cfg.Probe + g.r.cfg.Wait/4)
+		if ready, cause := g.r.Ready(); !ready {
+			t.Errorf("not ready after one failure: %v", cause)
+		}
+		g.wantReady(false, g.r.cfg.Wait*3/2+g.r.cfg.Probe)
+	})
+}
+
 func TestRegistrarRegistersAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(t, 2, newMemNet(), "p1")

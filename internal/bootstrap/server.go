@@ -76,7 +76,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ln.Close()
 		return fmt.Errorf("bootstrap registry on %s without a token: anybody who reaches it could reroute KV; give a token file, listen on a loopback address, or pass --insecure", ln.Addr())
 	}
-	gate := newGate(ln, connsMax)
+	gate := newGate(api.LookingTwice(ln), connsMax)
 	server := &http.Server{
 		Handler: s, ConnState: gate.state,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,

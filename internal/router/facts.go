@@ -54,7 +54,7 @@ func (r *Router) forward(w http.ResponseWriter, req *http.Request) {
 
 // ask sends one request to one worker and reads its whole answer.
 func (r *Router) ask(ctx context.Context, wk *worker, req *http.Request, body []byte) (*answer, *api.Error) {
-	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
+	ctx, cancel := api.WithTimeout(ctx, factsTimeout, context.DeadlineExceeded)
 	defer cancel()
 	bad := func(err error) *api.Error {
 		return api.Errorf(wk.role.unreachable(), "%s %s: %s", wk.role, wk.name, plainCause(ctx, err))

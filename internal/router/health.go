@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/metronome-serve/metronome/internal/api"
 	"github.com/metronome-serve/metronome/internal/bootstrap"
 )
 
@@ -102,9 +103,9 @@ func (r *Router) judgeProbe(ctx context.Context, w *worker, seq uint64, fingerpr
 // themselves. It judges when the time-out is over at the latest, and goes on
 // waiting for an answer that is slow.
 func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
-	long, cancel := context.WithTimeout(ctx, r.slowLimit())
+	long, cancel := api.WithTimeout(ctx, r.slowLimit(), context.DeadlineExceeded)
 	defer cancel()
-	short, cancel := context.WithTimeoutCause(long, r.cfg.HealthTimeout, fmt.Errorf("no answer within %v", r.cfg.HealthTimeout))
+	short, cancel := api.WithTimeout(long, r.cfg.HealthTimeout, fmt.Errorf("no answer within %v", r.cfg.HealthTimeout))
 	defer cancel()
 	ask := func(ctx context.Context, base url.URL, token string) chan checked {
 		c := make(chan checked, 1)
@@ -150,7 +151,7 @@ func (r *Router) probe(ctx context.Context, w *worker, seq uint64) {
 	}
 	if got = <-health; got.err == nil && r.table.slow(r.now()+r.slowLimit(), w) {
 		seq = w.probes.Add(1) // it is out: this is news
-		short, cancel := context.WithTimeout(ctx, r.cfg.HealthTimeout)
+		short, cancel := api.WithTimeout(ctx, r.cfg.HealthTimeout, context.DeadlineExceeded)
 		defer cancel()
 		if r.checkFront(short, w) == nil && (registry == nil || (<-ask(short, url.URL{Scheme: "http", Host: host}, "")).err == nil) {
 			r.judgeProbe(ctx, w, seq, got.fingerprint, nil)

@@ -118,14 +118,17 @@ func isInstance(s string) bool {
 func (r *Router) watchLeases(ctx context.Context) {
 	tick := time.NewTicker(leaseCheck)
 	defer tick.Stop()
-	for {
+	for last := r.now(); ; {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
+		now := r.now()
 		r.setting.Lock()
-		gone := r.leases.expire(r.now())
+		r.leases.rest(now, now-last-leaseCheck)
+		last = now
+		gone := r.leases.expire(now)
 		for _, j := range gone {
 			r.cfg.Log.Warn("lease is over", "role", j.role.String(), "worker", j.url.String(), "instance", j.instance)
 		}

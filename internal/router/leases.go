@@ -16,6 +16,7 @@ const (
 	leasesMost = 1024             // held at a time
 	ghostsMost = 4096             // instances that are remembered as dead; the oldest goes
 	ghostFor   = 10 * time.Minute // a renewal is late by seconds, not more
+	stoodStill = time.Second      // less is a busy machine, and a third of no lease that is usual
 )
 
 // joined is a worker that has registered itself: where it is, and which start of
@@ -85,6 +86,18 @@ func (l *leases) leave(now time.Duration, j joined) (changed bool) {
 		return h.role == j.role && h.url == j.url && h.instance == j.instance
 	})
 	return len(l.held) < n
+}
+
+// rest gives the leases the time back in which this process did not run: nobody
+// could renew one then, and who tried comes again only after a while.
+func (l *leases) rest(now, stood time.Duration) {
+	if stood < stoodStill {
+		return
+	}
+	for i := range l.held {
+		h := &l.held[i]
+		h.until = min(h.until+stood, now+l.length)
+	}
 }
 
 // expire takes those out whose lease is over.

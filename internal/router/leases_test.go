@@ -15,7 +15,7 @@ import (
 //
 // Commands: new [lease=D]; renew ROLE HOST INSTANCE [port=N], leave ROLE HOST
 // INSTANCE, flood N (renewals of so many other workers), wait D, which is also
-// when leases are looked at.
+// when leases are looked at, stand-still D, the same after we did not run.
 func TestLeaseTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/leases", func(t *testing.T, path string) {
 		var l *leases
@@ -59,12 +59,14 @@ func TestLeaseTranscripts(t *testing.T) {
 					l.leave(now, joined{instance: fmt.Sprint("y", i)})
 				}
 				return fmt.Sprintf("%d held, %d dead", len(l.held), len(l.dead))
-			case "wait":
+			case "wait", "stand-still":
 				wait, err := time.ParseDuration(d.CmdArgs[0].Key)
 				if err != nil {
 					t.Fatal(err)
 				}
-				now += wait
+				if now += wait; d.Cmd == "stand-still" {
+					l.rest(now, wait-leaseCheck)
+				}
 				for _, j := range l.expire(now) {
 					fmt.Fprintf(&b, "%s %s: the lease of %s is over\n", j.role, j.url.Hostname(), j.instance)
 				}

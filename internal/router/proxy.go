@@ -62,6 +62,7 @@ type exchange struct {
 	journal journal
 
 	watch     *time.Timer   // runs while there is an attempt; under mu
+	lastLook  bool          // what it looks for is over unless the next look finds otherwise; under mu
 	wellAt    time.Duration // when both workers of the attempt were last seen in rotation; under mu
 	firstByte time.Duration // when the client's first byte was due, 0: not yet; set under mu
 
@@ -553,7 +554,28 @@ func (x *exchange) watchOver(a *attempt, look func(*attempt)) {
 	if x.watch != nil {
 		x.watch.Stop()
 	}
-	x.watch = time.AfterFunc(min(x.r.cfg.IdleTimeout, x.r.cfg.HealthTimeout), func() { look(a) })
+	limit := x.r.cfg.IdleTimeout
+	x.lastLook = false
+	x.watch = time.AfterFunc(min(limit-api.LookOf(limit), x.r.cfg.HealthTimeout), func() { look(a) })
+}
+
+// isOver tells whether a wait that has so much left is over, or when to look
+// again. It is not at the first look that finds so, see api.SecondLook.
+func (x *exchange) isOver(left time.Duration) bool {
+	end := api.LookOf(x.r.cfg.IdleTimeout)
+	next := min(left-end, x.r.cfg.HealthTimeout)
+	switch {
+	case left > end:
+		x.lastLook = false
+	case !x.lastLook:
+		x.lastLook, next = true, end
+	case left > 0:
+		next = left
+	default:
+		return true
+	}
+	x.watch.Reset(next)
+	return false
 }
 
 // watchOpen looks after a request that has had nothing yet. While a worker of its
@@ -566,7 +588,7 @@ func (x *exchange) watchOpen(a *attempt) {
 		return
 	}
 	now, limit := x.r.now(), x.r.cfg.IdleTimeout
-	x.watch.Reset(min(limit, x.r.cfg.HealthTimeout))
+	over := x.isOver(limit - (now - x.wellAt))
 	well := true
 	for _, leg := range [...]Leg{Decode, Prefill} {
 		if x.pair.attempt != a.n || x.pair.legs[leg] != legOpen || !x.r.table.out(a.workers[leg]) {
@@ -574,7 +596,7 @@ func (x *exchange) watchOpen(a *attempt) {
 		}
 		well = false
 		x.out(now, leg)
-		if now-x.wellAt >= limit {
+		if over {
 			x.stepLocked(event{kind: evFailed, attempt: a.n, leg: leg,
 				fault: fault{kind: faultOut, text: fmt.Sprintf("its health probes have failed for %v", limit)}})
 		}
@@ -593,13 +615,11 @@ func (x *exchange) watchIdle(a *attempt) {
 		return
 	}
 	now, limit := x.r.now(), x.r.cfg.IdleTimeout
-	left := limit - x.quietFor(now)
-	if left <= 0 {
+	if x.isOver(limit - x.quietFor(now)) {
 		x.stepLocked(event{kind: evFailed, attempt: a.n, leg: Decode, goesOn: x.journal.whole(),
 			fault: fault{kind: faultSilent, text: fmt.Sprintf("nothing came for %v", limit)}})
 		return
 	}
-	x.watch.Reset(min(left, x.r.cfg.HealthTimeout))
 	for _, leg := range [...]Leg{Decode, Prefill} {
 		if x.pair.attempt == a.n && x.r.table.out(x.cur.workers[leg]) {
 			x.out(now, leg)

@@ -87,7 +87,7 @@ func (r *Router) newTransport() *http.Transport {
 	}
 	return &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("cannot connect within %v", dialTimeout))
+			ctx, cancel := api.WithTimeout(ctx, dialTimeout, fmt.Errorf("cannot connect within %v", dialTimeout))
 			defer cancel()
 			c, err := dial(ctx, network, addr)
 			switch {
@@ -132,7 +132,7 @@ func (r *Router) Run(ctx context.Context, ln net.Listener) error {
 		ConnState:         closeFlagged,
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(clientListener{ln}) }()
+	go func() { failed <- srv.Serve(clientListener{api.LookingTwice(ln)}) }()
 	var err error
 	select {
 	case err = <-failed:

@@ -148,6 +148,10 @@ func (h *httpSide) healthy() *api.Error {
 	if err := h.w.Status(); err != nil {
 		return err
 	}
+	if h.w.Ticked() == nil {
+		return nil
+	}
+	time.Sleep(api.SecondLook) // if all of this process stood still, the loop has its turn now
 	return h.w.Ticked()
 }
 

@@ -394,7 +394,7 @@ func (w *Worker) start(ctx context.Context, g *sync.WaitGroup) *http.Server {
 		ErrorLog: slog.NewLogLogger(w.log.Handler(), slog.LevelDebug),
 	}
 	g.Go(func() {
-		if err := front.Serve(w.http); !errors.Is(err, http.ErrServerClosed) {
+		if err := front.Serve(api.LookingTwice(w.http)); !errors.Is(err, http.ErrServerClosed) {
 			w.broken(fmt.Errorf("HTTP server: %w", err))
 		}
 	})
