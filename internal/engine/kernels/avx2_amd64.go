@@ -47,6 +47,41 @@ func mulBias1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
 //go:noescape
 func mulMin1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
 
+// packQ4_K256 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ4_K256(dst *byte, src *byte, stride int, blocks int)
+
+// packQ5_K256 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ5_K256(dst *byte, src *byte, stride int, blocks int)
+
+// packQ6_K256 packs 16 rows, stride bytes apart, of so many blocks of 256.
+//
+//go:noescape
+func packQ6_K256(dst *byte, src *byte, stride int, blocks int)
+
+// mulParts8x4x2 multiplies 16 packed rows, with scales for each 32 weights, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts8x4x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts16x4x2 multiplies 16 packed rows, with scales for each 16 weights, by 4 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts16x4x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts8x1x2 multiplies 16 packed rows, with scales for each 32 weights, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts8x1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
+// mulParts16x1x2 multiplies 16 packed rows, with scales for each 16 weights, by 1 vectors: y[c][0:16], stride bytes apart.
+//
+//go:noescape
+func mulParts16x1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+
 // dots4x4x2 is y[i][j] = x[i] w[j] for 4 vectors x and so many fours of rows w, each of 16 steps values. Strides are in bytes.
 //
 //go:noescape

@@ -3,7 +3,7 @@
 #include "textflag.h"
 
 // func packQ4_0256(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·packQ4_0256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -13,8 +13,18 @@ TEXT ·packQ4_0256(SB), NOSPLIT, $0-32
 	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
 
 block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	ADDQ           $+288, R9
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
 	VBROADCASTI128 2(DI), Y1
@@ -180,7 +190,7 @@ DATA all0000ffff<>+28(SB)/4, $0x0000ffff
 GLOBL all0000ffff<>(SB), RODATA|NOPTR, $32
 
 // func packQ4_1256(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·packQ4_1256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -190,8 +200,18 @@ TEXT ·packQ4_1256(SB), NOSPLIT, $0-32
 	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
 
 block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	ADDQ           $+320, R9
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
 	VBROADCASTI128 4(DI), Y1
@@ -303,7 +323,7 @@ block:
 	RET
 
 // func packQ5_0256(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·packQ5_0256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -313,8 +333,19 @@ TEXT ·packQ5_0256(SB), NOSPLIT, $0-32
 	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
 
 block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	ADDQ           $+352, R9
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
 	VPCMPEQD       Y1, Y1, Y1
@@ -574,7 +605,7 @@ DATA byte3<>+28(SB)/4, $0x0f0f0f0f
 GLOBL byte3<>(SB), RODATA|NOPTR, $32
 
 // func packQ5_1256(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·packQ5_1256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -584,8 +615,19 @@ TEXT ·packQ5_1256(SB), NOSPLIT, $0-32
 	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
 
 block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	ADDQ           $+384, R9
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
 	VPCMPEQD       Y1, Y1, Y1
@@ -769,7 +811,7 @@ block:
 	RET
 
 // func packQ8_0256(dst *byte, src *byte, stride int, blocks int)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2, F16C, MMX+
 TEXT ·packQ8_0256(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
@@ -779,8 +821,22 @@ TEXT ·packQ8_0256(SB), NOSPLIT, $0-32
 	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
 
 block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	PREFETCHT1     384(R9)
+	PREFETCHT1     448(R9)
+	PREFETCHT1     512(R9)
+	ADDQ           $+544, R9
 	MOVQ           CX, DI
 	LEAQ           (DI)(DX*4), R8
 	VBROADCASTI128 2(DI), Y1
@@ -1513,6 +1569,4192 @@ block:
 	VADDPS       Y1, Y0, Y0
 	ADDQ         $+192, R9
 	ADDQ         $+640, R8
+	DECQ         R10
+	JNZ          block
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         CX, R8
+	ADDQ         $0x20, AX
+	ADDQ         $0x20, DX
+	DECQ         DI
+	JNZ          half
+	VZEROUPPER
+	RET
+
+// func packQ4_K256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·packQ4_K256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
+
+block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	PREFETCHT1     384(R9)
+	PREFETCHT1     448(R9)
+	PREFETCHT1     512(R9)
+	PREFETCHT1     576(R9)
+	PREFETCHT1     640(R9)
+	PREFETCHT1     704(R9)
+	PREFETCHT1     768(R9)
+	PREFETCHT1     832(R9)
+	PREFETCHT1     896(R9)
+	PREFETCHT1     960(R9)
+	PREFETCHT1     1024(R9)
+	PREFETCHT1     1088(R9)
+	PREFETCHT1     1152(R9)
+	PREFETCHT1     1216(R9)
+	PREFETCHT1     1280(R9)
+	PREFETCHT1     1344(R9)
+	PREFETCHT1     1408(R9)
+	PREFETCHT1     1472(R9)
+	PREFETCHT1     1536(R9)
+	PREFETCHT1     1600(R9)
+	PREFETCHT1     1664(R9)
+	PREFETCHT1     1728(R9)
+	PREFETCHT1     1792(R9)
+	PREFETCHT1     1856(R9)
+	PREFETCHT1     1920(R9)
+	PREFETCHT1     1984(R9)
+	PREFETCHT1     2048(R9)
+	PREFETCHT1     2112(R9)
+	PREFETCHT1     2176(R9)
+	PREFETCHT1     2240(R9)
+	ADDQ           $+2304, R9
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 (DI), Y0
+	VINSERTI128    $0x01, (R8), Y0, Y0
+	VBROADCASTI128 (DI)(DX*1), Y1
+	VINSERTI128    $0x01, (R8)(DX*1), Y1, Y1
+	VBROADCASTI128 (DI)(DX*2), Y2
+	VINSERTI128    $0x01, (R8)(DX*2), Y2, Y2
+	VBROADCASTI128 (DI)(SI*1), Y3
+	VINSERTI128    $0x01, (R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPAND          all0000ffff<>+0(SB), Y3, Y2
+	VPACKUSDW      Y2, Y2, Y2
+	VPERMQ         $0x08, Y2, Y2
+	VCVTPH2PS      X2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPAND          all0000ffff<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y3, Y3
+	VPERMQ         $0x08, Y3, Y3
+	VCVTPH2PS      X3, Y3
+	VPAND          all3f3f3f3f<>+0(SB), Y1, Y5
+	VPSRLD         $0x00, Y0, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPOR           Y1, Y6, Y6
+	VPAND          all3f3f3f3f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VPSRLD         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSHUFB        bytes00800180<>+0(SB), Y1, Y4
+	VPSHUFB        bytes02800380<>+0(SB), Y1, Y1
+	VPSHUFB        bytes00800180<>+0(SB), Y0, Y7
+	VPSHUFB        bytes02800380<>+0(SB), Y0, Y0
+	VMOVUPS        Y2, 5376(AX)
+	VMOVUPS        Y3, 5440(AX)
+	VMOVUPS        Y4, 5120(AX)
+	VMOVUPS        Y1, 5184(AX)
+	VMOVUPS        Y7, 5248(AX)
+	VMOVUPS        Y0, 5312(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4096(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4160(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4224(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4288(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4352(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4416(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4480(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4544(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 512(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 576(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 640(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 704(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 256(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 768(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 320(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 832(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 384(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 896(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 448(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 960(AX)
+	VBROADCASTI128 48(DI), Y0
+	VINSERTI128    $0x01, 48(R8), Y0, Y0
+	VBROADCASTI128 48(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 48(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 48(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 1024(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1536(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1088(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1600(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 1152(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1664(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 1216(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1728(AX)
+	VBROADCASTI128 64(DI), Y0
+	VINSERTI128    $0x01, 64(R8), Y0, Y0
+	VBROADCASTI128 64(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 64(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 64(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 1280(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1792(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1344(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1856(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 1408(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1920(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 1472(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1984(AX)
+	VBROADCASTI128 80(DI), Y0
+	VINSERTI128    $0x01, 80(R8), Y0, Y0
+	VBROADCASTI128 80(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 80(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 80(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 2048(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2560(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2112(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2624(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 2176(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2688(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 2240(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2752(AX)
+	VBROADCASTI128 96(DI), Y0
+	VINSERTI128    $0x01, 96(R8), Y0, Y0
+	VBROADCASTI128 96(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 96(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 96(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 2304(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2816(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2368(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2880(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 2432(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2944(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 2496(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3008(AX)
+	VBROADCASTI128 112(DI), Y0
+	VINSERTI128    $0x01, 112(R8), Y0, Y0
+	VBROADCASTI128 112(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 112(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 112(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 3072(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3584(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3136(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3648(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 3200(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3712(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 3264(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3776(AX)
+	VBROADCASTI128 128(DI), Y0
+	VINSERTI128    $0x01, 128(R8), Y0, Y0
+	VBROADCASTI128 128(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 128(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 128(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 3328(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3840(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3392(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3904(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 3456(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3968(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 3520(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 4032(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 (DI), Y0
+	VINSERTI128    $0x01, (R8), Y0, Y0
+	VBROADCASTI128 (DI)(DX*1), Y1
+	VINSERTI128    $0x01, (R8)(DX*1), Y1, Y1
+	VBROADCASTI128 (DI)(DX*2), Y2
+	VINSERTI128    $0x01, (R8)(DX*2), Y2, Y2
+	VBROADCASTI128 (DI)(SI*1), Y3
+	VINSERTI128    $0x01, (R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPAND          all0000ffff<>+0(SB), Y3, Y2
+	VPACKUSDW      Y2, Y2, Y2
+	VPERMQ         $0x08, Y2, Y2
+	VCVTPH2PS      X2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPAND          all0000ffff<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y3, Y3
+	VPERMQ         $0x08, Y3, Y3
+	VCVTPH2PS      X3, Y3
+	VPAND          all3f3f3f3f<>+0(SB), Y1, Y5
+	VPSRLD         $0x00, Y0, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPOR           Y1, Y6, Y6
+	VPAND          all3f3f3f3f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VPSRLD         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSHUFB        bytes00800180<>+0(SB), Y1, Y4
+	VPSHUFB        bytes02800380<>+0(SB), Y1, Y1
+	VPSHUFB        bytes00800180<>+0(SB), Y0, Y7
+	VPSHUFB        bytes02800380<>+0(SB), Y0, Y0
+	VMOVUPS        Y2, 5408(AX)
+	VMOVUPS        Y3, 5472(AX)
+	VMOVUPS        Y4, 5152(AX)
+	VMOVUPS        Y1, 5216(AX)
+	VMOVUPS        Y7, 5280(AX)
+	VMOVUPS        Y0, 5344(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4128(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4192(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4256(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4320(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4384(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4448(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4512(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4576(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 544(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 608(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 672(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 736(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 288(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 800(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 352(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 864(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 416(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 928(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 480(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 992(AX)
+	VBROADCASTI128 48(DI), Y0
+	VINSERTI128    $0x01, 48(R8), Y0, Y0
+	VBROADCASTI128 48(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 48(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 48(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 1056(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1568(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1120(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1632(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 1184(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1696(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 1248(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1760(AX)
+	VBROADCASTI128 64(DI), Y0
+	VINSERTI128    $0x01, 64(R8), Y0, Y0
+	VBROADCASTI128 64(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 64(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 64(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 1312(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1824(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1376(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1888(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 1440(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 1952(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 1504(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2016(AX)
+	VBROADCASTI128 80(DI), Y0
+	VINSERTI128    $0x01, 80(R8), Y0, Y0
+	VBROADCASTI128 80(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 80(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 80(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 2080(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2592(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2144(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2656(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 2208(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2720(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 2272(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2784(AX)
+	VBROADCASTI128 96(DI), Y0
+	VINSERTI128    $0x01, 96(R8), Y0, Y0
+	VBROADCASTI128 96(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 96(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 96(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 2336(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2848(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2400(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2912(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 2464(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 2976(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 2528(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3040(AX)
+	VBROADCASTI128 112(DI), Y0
+	VINSERTI128    $0x01, 112(R8), Y0, Y0
+	VBROADCASTI128 112(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 112(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 112(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 3104(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3616(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3168(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3680(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 3232(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3744(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 3296(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3808(AX)
+	VBROADCASTI128 128(DI), Y0
+	VINSERTI128    $0x01, 128(R8), Y0, Y0
+	VBROADCASTI128 128(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 128(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 128(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPSRLW         $0x04, Y3, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VMOVUPS        Y3, 3360(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3872(AX)
+	VPSRLW         $0x04, Y1, Y2
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 3424(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3936(AX)
+	VPSRLW         $0x04, Y4, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 3488(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 4000(AX)
+	VPSRLW         $0x04, Y0, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 3552(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVUPS        Y1, 4064(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+144, CX
+	ADDQ           $+5504, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+DATA all3f3f3f3f<>+0(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+4(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+8(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+12(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+16(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+20(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+24(SB)/4, $0x3f3f3f3f
+DATA all3f3f3f3f<>+28(SB)/4, $0x3f3f3f3f
+GLOBL all3f3f3f3f<>(SB), RODATA|NOPTR, $32
+
+DATA all30303030<>+0(SB)/4, $0x30303030
+DATA all30303030<>+4(SB)/4, $0x30303030
+DATA all30303030<>+8(SB)/4, $0x30303030
+DATA all30303030<>+12(SB)/4, $0x30303030
+DATA all30303030<>+16(SB)/4, $0x30303030
+DATA all30303030<>+20(SB)/4, $0x30303030
+DATA all30303030<>+24(SB)/4, $0x30303030
+DATA all30303030<>+28(SB)/4, $0x30303030
+GLOBL all30303030<>(SB), RODATA|NOPTR, $32
+
+DATA bytes00800180<>+0(SB)/4, $0x80018000
+DATA bytes00800180<>+4(SB)/4, $0x80058004
+DATA bytes00800180<>+8(SB)/4, $0x80098008
+DATA bytes00800180<>+12(SB)/4, $0x800d800c
+DATA bytes00800180<>+16(SB)/4, $0x80018000
+DATA bytes00800180<>+20(SB)/4, $0x80058004
+DATA bytes00800180<>+24(SB)/4, $0x80098008
+DATA bytes00800180<>+28(SB)/4, $0x800d800c
+GLOBL bytes00800180<>(SB), RODATA|NOPTR, $32
+
+DATA bytes02800380<>+0(SB)/4, $0x80038002
+DATA bytes02800380<>+4(SB)/4, $0x80078006
+DATA bytes02800380<>+8(SB)/4, $0x800b800a
+DATA bytes02800380<>+12(SB)/4, $0x800f800e
+DATA bytes02800380<>+16(SB)/4, $0x80038002
+DATA bytes02800380<>+20(SB)/4, $0x80078006
+DATA bytes02800380<>+24(SB)/4, $0x800b800a
+DATA bytes02800380<>+28(SB)/4, $0x800f800e
+GLOBL bytes02800380<>(SB), RODATA|NOPTR, $32
+
+DATA bytes00800080<>+0(SB)/4, $0x80008000
+DATA bytes00800080<>+4(SB)/4, $0x80048004
+DATA bytes00800080<>+8(SB)/4, $0x80088008
+DATA bytes00800080<>+12(SB)/4, $0x800c800c
+DATA bytes00800080<>+16(SB)/4, $0x80008000
+DATA bytes00800080<>+20(SB)/4, $0x80048004
+DATA bytes00800080<>+24(SB)/4, $0x80088008
+DATA bytes00800080<>+28(SB)/4, $0x800c800c
+GLOBL bytes00800080<>(SB), RODATA|NOPTR, $32
+
+DATA bytes01800180<>+0(SB)/4, $0x80018001
+DATA bytes01800180<>+4(SB)/4, $0x80058005
+DATA bytes01800180<>+8(SB)/4, $0x80098009
+DATA bytes01800180<>+12(SB)/4, $0x800d800d
+DATA bytes01800180<>+16(SB)/4, $0x80018001
+DATA bytes01800180<>+20(SB)/4, $0x80058005
+DATA bytes01800180<>+24(SB)/4, $0x80098009
+DATA bytes01800180<>+28(SB)/4, $0x800d800d
+GLOBL bytes01800180<>(SB), RODATA|NOPTR, $32
+
+DATA bytes02800280<>+0(SB)/4, $0x80028002
+DATA bytes02800280<>+4(SB)/4, $0x80068006
+DATA bytes02800280<>+8(SB)/4, $0x800a800a
+DATA bytes02800280<>+12(SB)/4, $0x800e800e
+DATA bytes02800280<>+16(SB)/4, $0x80028002
+DATA bytes02800280<>+20(SB)/4, $0x80068006
+DATA bytes02800280<>+24(SB)/4, $0x800a800a
+DATA bytes02800280<>+28(SB)/4, $0x800e800e
+GLOBL bytes02800280<>(SB), RODATA|NOPTR, $32
+
+DATA bytes03800380<>+0(SB)/4, $0x80038003
+DATA bytes03800380<>+4(SB)/4, $0x80078007
+DATA bytes03800380<>+8(SB)/4, $0x800b800b
+DATA bytes03800380<>+12(SB)/4, $0x800f800f
+DATA bytes03800380<>+16(SB)/4, $0x80038003
+DATA bytes03800380<>+20(SB)/4, $0x80078007
+DATA bytes03800380<>+24(SB)/4, $0x800b800b
+DATA bytes03800380<>+28(SB)/4, $0x800f800f
+GLOBL bytes03800380<>(SB), RODATA|NOPTR, $32
+
+// func packQ5_K256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·packQ5_K256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
+
+block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	PREFETCHT1     384(R9)
+	PREFETCHT1     448(R9)
+	PREFETCHT1     512(R9)
+	PREFETCHT1     576(R9)
+	PREFETCHT1     640(R9)
+	PREFETCHT1     704(R9)
+	PREFETCHT1     768(R9)
+	PREFETCHT1     832(R9)
+	PREFETCHT1     896(R9)
+	PREFETCHT1     960(R9)
+	PREFETCHT1     1024(R9)
+	PREFETCHT1     1088(R9)
+	PREFETCHT1     1152(R9)
+	PREFETCHT1     1216(R9)
+	PREFETCHT1     1280(R9)
+	PREFETCHT1     1344(R9)
+	PREFETCHT1     1408(R9)
+	PREFETCHT1     1472(R9)
+	PREFETCHT1     1536(R9)
+	PREFETCHT1     1600(R9)
+	PREFETCHT1     1664(R9)
+	PREFETCHT1     1728(R9)
+	PREFETCHT1     1792(R9)
+	PREFETCHT1     1856(R9)
+	PREFETCHT1     1920(R9)
+	PREFETCHT1     1984(R9)
+	PREFETCHT1     2048(R9)
+	PREFETCHT1     2112(R9)
+	PREFETCHT1     2176(R9)
+	PREFETCHT1     2240(R9)
+	PREFETCHT1     2304(R9)
+	PREFETCHT1     2368(R9)
+	PREFETCHT1     2432(R9)
+	PREFETCHT1     2496(R9)
+	PREFETCHT1     2560(R9)
+	PREFETCHT1     2624(R9)
+	PREFETCHT1     2688(R9)
+	PREFETCHT1     2752(R9)
+	ADDQ           $+2816, R9
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 (DI), Y0
+	VINSERTI128    $0x01, (R8), Y0, Y0
+	VBROADCASTI128 (DI)(DX*1), Y1
+	VINSERTI128    $0x01, (R8)(DX*1), Y1, Y1
+	VBROADCASTI128 (DI)(DX*2), Y2
+	VINSERTI128    $0x01, (R8)(DX*2), Y2, Y2
+	VBROADCASTI128 (DI)(SI*1), Y3
+	VINSERTI128    $0x01, (R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPAND          all0000ffff<>+0(SB), Y3, Y2
+	VPACKUSDW      Y2, Y2, Y2
+	VPERMQ         $0x08, Y2, Y2
+	VCVTPH2PS      X2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPAND          all0000ffff<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y3, Y3
+	VPERMQ         $0x08, Y3, Y3
+	VCVTPH2PS      X3, Y3
+	VPAND          all3f3f3f3f<>+0(SB), Y1, Y5
+	VPSRLD         $0x00, Y0, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPOR           Y1, Y6, Y6
+	VPAND          all3f3f3f3f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VPSRLD         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSHUFB        bytes00800180<>+0(SB), Y1, Y4
+	VPSHUFB        bytes02800380<>+0(SB), Y1, Y1
+	VPSHUFB        bytes00800180<>+0(SB), Y0, Y7
+	VPSHUFB        bytes02800380<>+0(SB), Y0, Y0
+	VMOVUPS        Y2, 5376(AX)
+	VMOVUPS        Y3, 5440(AX)
+	VMOVUPS        Y4, 5120(AX)
+	VMOVUPS        Y1, 5184(AX)
+	VMOVUPS        Y7, 5248(AX)
+	VMOVUPS        Y0, 5312(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4096(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4160(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4224(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4288(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4352(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4416(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4480(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4544(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 48(DI), Y2
+	VINSERTI128    $0x01, 48(R8), Y2, Y2
+	VBROADCASTI128 48(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 48(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 48(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x04, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 512(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x04, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 576(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x04, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 640(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x04, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 704(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 64(DI), Y2
+	VINSERTI128    $0x01, 64(R8), Y2, Y2
+	VBROADCASTI128 64(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 64(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 64(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x04, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 256(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 768(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x04, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 320(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 832(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x04, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 384(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 896(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x04, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 448(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 960(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 80(DI), Y2
+	VINSERTI128    $0x01, 80(R8), Y2, Y2
+	VBROADCASTI128 80(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 80(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 80(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 1024(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 1536(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 1088(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 1600(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 1152(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 1664(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1216(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 1728(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 96(DI), Y2
+	VINSERTI128    $0x01, 96(R8), Y2, Y2
+	VBROADCASTI128 96(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 96(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 96(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 1280(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 1792(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 1344(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 1856(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 1408(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 1920(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1472(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 1984(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 112(DI), Y2
+	VINSERTI128    $0x01, 112(R8), Y2, Y2
+	VBROADCASTI128 112(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 112(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 112(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x00, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 2048(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 2560(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x00, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 2112(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 2624(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x00, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 2176(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 2688(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x00, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2240(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 2752(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 128(DI), Y2
+	VINSERTI128    $0x01, 128(R8), Y2, Y2
+	VBROADCASTI128 128(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 128(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 128(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x00, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 2304(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 2816(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x00, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 2368(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 2880(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x00, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 2432(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 2944(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x00, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2496(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 3008(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 144(DI), Y2
+	VINSERTI128    $0x01, 144(R8), Y2, Y2
+	VBROADCASTI128 144(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 144(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 144(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 144(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 144(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 144(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 3072(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 3584(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 3136(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 3648(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 3200(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 3712(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 3264(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 3776(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 160(DI), Y2
+	VINSERTI128    $0x01, 160(R8), Y2, Y2
+	VBROADCASTI128 160(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 160(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 160(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 160(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 160(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 160(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 3328(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 3840(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 3392(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 3904(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 3456(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 3968(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 3520(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 4032(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VBROADCASTI128 (DI), Y0
+	VINSERTI128    $0x01, (R8), Y0, Y0
+	VBROADCASTI128 (DI)(DX*1), Y1
+	VINSERTI128    $0x01, (R8)(DX*1), Y1, Y1
+	VBROADCASTI128 (DI)(DX*2), Y2
+	VINSERTI128    $0x01, (R8)(DX*2), Y2, Y2
+	VBROADCASTI128 (DI)(SI*1), Y3
+	VINSERTI128    $0x01, (R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VPAND          all0000ffff<>+0(SB), Y3, Y2
+	VPACKUSDW      Y2, Y2, Y2
+	VPERMQ         $0x08, Y2, Y2
+	VCVTPH2PS      X2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPAND          all0000ffff<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y3, Y3
+	VPERMQ         $0x08, Y3, Y3
+	VCVTPH2PS      X3, Y3
+	VPAND          all3f3f3f3f<>+0(SB), Y1, Y5
+	VPSRLD         $0x00, Y0, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPOR           Y1, Y6, Y6
+	VPAND          all3f3f3f3f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          all0f0f0f0f<>+0(SB), Y0, Y0
+	VPSRLD         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSHUFB        bytes00800180<>+0(SB), Y1, Y4
+	VPSHUFB        bytes02800380<>+0(SB), Y1, Y1
+	VPSHUFB        bytes00800180<>+0(SB), Y0, Y7
+	VPSHUFB        bytes02800380<>+0(SB), Y0, Y0
+	VMOVUPS        Y2, 5408(AX)
+	VMOVUPS        Y3, 5472(AX)
+	VMOVUPS        Y4, 5152(AX)
+	VMOVUPS        Y1, 5216(AX)
+	VMOVUPS        Y7, 5280(AX)
+	VMOVUPS        Y0, 5344(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4128(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4192(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4256(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y5, Y0
+	VMOVUPS        Y0, 4320(AX)
+	VPSHUFB        bytes00800080<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4384(AX)
+	VPSHUFB        bytes01800180<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4448(AX)
+	VPSHUFB        bytes02800280<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4512(AX)
+	VPSHUFB        bytes03800380<>+0(SB), Y6, Y0
+	VMOVUPS        Y0, 4576(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 48(DI), Y2
+	VINSERTI128    $0x01, 48(R8), Y2, Y2
+	VBROADCASTI128 48(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 48(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 48(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x04, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 544(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x04, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 608(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x04, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 672(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x04, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 736(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 64(DI), Y2
+	VINSERTI128    $0x01, 64(R8), Y2, Y2
+	VBROADCASTI128 64(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 64(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 64(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x04, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 288(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 800(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x04, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 352(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 864(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x04, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 416(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 928(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x04, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 480(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 992(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 80(DI), Y2
+	VINSERTI128    $0x01, 80(R8), Y2, Y2
+	VBROADCASTI128 80(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 80(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 80(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 1056(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 1568(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 1120(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 1632(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 1184(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 1696(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1248(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 1760(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 96(DI), Y2
+	VINSERTI128    $0x01, 96(R8), Y2, Y2
+	VBROADCASTI128 96(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 96(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 96(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSLLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 1312(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSLLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 1824(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 1376(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSLLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 1888(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSLLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 1440(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 1952(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSLLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1504(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 2016(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 112(DI), Y2
+	VINSERTI128    $0x01, 112(R8), Y2, Y2
+	VBROADCASTI128 112(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 112(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 112(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x00, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 2080(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 2592(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x00, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 2144(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 2656(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x00, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 2208(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 2720(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x00, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2272(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 2784(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 128(DI), Y2
+	VINSERTI128    $0x01, 128(R8), Y2, Y2
+	VBROADCASTI128 128(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 128(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 128(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x00, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 2336(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x01, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 2848(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x00, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 2400(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x01, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 2912(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x00, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 2464(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 2976(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x00, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2528(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x01, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 3040(AX)
+	VBROADCASTI128 16(DI), Y0
+	VINSERTI128    $0x01, 16(R8), Y0, Y0
+	VBROADCASTI128 16(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 16(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 16(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 144(DI), Y2
+	VINSERTI128    $0x01, 144(R8), Y2, Y2
+	VBROADCASTI128 144(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 144(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 144(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 144(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 144(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 144(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 3104(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 3616(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 3168(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 3680(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 3232(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 3744(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 3296(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 3808(AX)
+	VBROADCASTI128 32(DI), Y0
+	VINSERTI128    $0x01, 32(R8), Y0, Y0
+	VBROADCASTI128 32(DI)(DX*1), Y1
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y1, Y1
+	VBROADCASTI128 32(DI)(DX*2), Y2
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y2, Y2
+	VBROADCASTI128 32(DI)(SI*1), Y3
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y0
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y2
+	VPUNPCKLQDQ    Y1, Y4, Y3
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y2, Y0, Y4
+	VPUNPCKHQDQ    Y2, Y0, Y0
+	VBROADCASTI128 160(DI), Y2
+	VINSERTI128    $0x01, 160(R8), Y2, Y2
+	VBROADCASTI128 160(DI)(DX*1), Y5
+	VINSERTI128    $0x01, 160(R8)(DX*1), Y5, Y5
+	VBROADCASTI128 160(DI)(DX*2), Y6
+	VINSERTI128    $0x01, 160(R8)(DX*2), Y6, Y6
+	VBROADCASTI128 160(DI)(SI*1), Y7
+	VINSERTI128    $0x01, 160(R8)(SI*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y2, Y8
+	VPUNPCKHDQ     Y5, Y2, Y2
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y6
+	VPUNPCKLQDQ    Y5, Y8, Y7
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y6, Y2, Y8
+	VPUNPCKHQDQ    Y6, Y2, Y2
+	VPSRLW         $0x04, Y7, Y6
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPSRLW         $0x02, Y3, Y9
+	VPAND          all10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VMOVUPS        Y7, 3360(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPSRLW         $0x03, Y3, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y6, Y6
+	VMOVUPS        Y6, 3872(AX)
+	VPSRLW         $0x04, Y5, Y3
+	VPAND          all0f0f0f0f<>+0(SB), Y5, Y5
+	VPSRLW         $0x02, Y1, Y6
+	VPAND          all10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVUPS        Y5, 3424(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPSRLW         $0x03, Y1, Y1
+	VPAND          all10101010<>+0(SB), Y1, Y1
+	VPOR           Y1, Y3, Y3
+	VMOVUPS        Y3, 3936(AX)
+	VPSRLW         $0x04, Y8, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPSRLW         $0x02, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y8, Y8
+	VMOVUPS        Y8, 3488(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y4, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VMOVUPS        Y1, 4000(AX)
+	VPSRLW         $0x04, Y2, Y1
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPSRLW         $0x02, Y0, Y3
+	VPAND          all10101010<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 3552(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLW         $0x03, Y0, Y0
+	VPAND          all10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 4064(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+176, CX
+	ADDQ           $+5504, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+// func packQ6_K256(dst *byte, src *byte, stride int, blocks int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·packQ6_K256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         blocks+24(FP), BX
+	LEAQ         (DX)(DX*2), SI
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	VPMULLD      iota<>+0(SB), Y0, Y0
+	MOVQ         CX, DI
+	MOVQ         DX, R9
+	SHLQ         $0x04, R9
+	ADDQ         DI, R9
+
+block:
+	PREFETCHT1     (R9)
+	PREFETCHT1     64(R9)
+	PREFETCHT1     128(R9)
+	PREFETCHT1     192(R9)
+	PREFETCHT1     256(R9)
+	PREFETCHT1     320(R9)
+	PREFETCHT1     384(R9)
+	PREFETCHT1     448(R9)
+	PREFETCHT1     512(R9)
+	PREFETCHT1     576(R9)
+	PREFETCHT1     640(R9)
+	PREFETCHT1     704(R9)
+	PREFETCHT1     768(R9)
+	PREFETCHT1     832(R9)
+	PREFETCHT1     896(R9)
+	PREFETCHT1     960(R9)
+	PREFETCHT1     1024(R9)
+	PREFETCHT1     1088(R9)
+	PREFETCHT1     1152(R9)
+	PREFETCHT1     1216(R9)
+	PREFETCHT1     1280(R9)
+	PREFETCHT1     1344(R9)
+	PREFETCHT1     1408(R9)
+	PREFETCHT1     1472(R9)
+	PREFETCHT1     1536(R9)
+	PREFETCHT1     1600(R9)
+	PREFETCHT1     1664(R9)
+	PREFETCHT1     1728(R9)
+	PREFETCHT1     1792(R9)
+	PREFETCHT1     1856(R9)
+	PREFETCHT1     1920(R9)
+	PREFETCHT1     1984(R9)
+	PREFETCHT1     2048(R9)
+	PREFETCHT1     2112(R9)
+	PREFETCHT1     2176(R9)
+	PREFETCHT1     2240(R9)
+	PREFETCHT1     2304(R9)
+	PREFETCHT1     2368(R9)
+	PREFETCHT1     2432(R9)
+	PREFETCHT1     2496(R9)
+	PREFETCHT1     2560(R9)
+	PREFETCHT1     2624(R9)
+	PREFETCHT1     2688(R9)
+	PREFETCHT1     2752(R9)
+	PREFETCHT1     2816(R9)
+	PREFETCHT1     2880(R9)
+	PREFETCHT1     2944(R9)
+	PREFETCHT1     3008(R9)
+	PREFETCHT1     3072(R9)
+	PREFETCHT1     3136(R9)
+	PREFETCHT1     3200(R9)
+	PREFETCHT1     3264(R9)
+	PREFETCHT1     3328(R9)
+	ADDQ           $+3360, R9
+	MOVQ           CX, DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 206(DI)(Y0*1), Y2
+	VPSRLD         $0x10, Y2, Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 5376(AX)
+	VBROADCASTI128 192(DI), Y1
+	VINSERTI128    $0x01, 192(R8), Y1, Y1
+	VBROADCASTI128 192(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 192(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 192(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 192(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 192(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 192(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VPSLLD         $0x18, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4096(AX)
+	VPSLLD         $0x10, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4160(AX)
+	VPSLLD         $0x08, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4224(AX)
+	VPSLLD         $0x00, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4288(AX)
+	VPSLLD         $0x18, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4352(AX)
+	VPSLLD         $0x10, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4416(AX)
+	VPSLLD         $0x08, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4480(AX)
+	VPSLLD         $0x00, Y2, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4544(AX)
+	VPSLLD         $0x18, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4608(AX)
+	VPSLLD         $0x10, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4672(AX)
+	VPSLLD         $0x08, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4736(AX)
+	VPSLLD         $0x00, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4800(AX)
+	VPSLLD         $0x18, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4864(AX)
+	VPSLLD         $0x10, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4928(AX)
+	VPSLLD         $0x08, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4992(AX)
+	VPSLLD         $0x00, Y1, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VPSLLD         $0x10, Y1, Y2
+	VPBLENDW       $0xaa, Y2, Y1, Y1
+	VMOVUPS        Y1, 5056(AX)
+	VBROADCASTI128 128(DI), Y1
+	VINSERTI128    $0x01, 128(R8), Y1, Y1
+	VBROADCASTI128 128(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 128(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 128(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 (DI), Y3
+	VINSERTI128    $0x01, (R8), Y3, Y3
+	VBROADCASTI128 (DI)(DX*1), Y6
+	VINSERTI128    $0x01, (R8)(DX*1), Y6, Y6
+	VBROADCASTI128 (DI)(DX*2), Y7
+	VINSERTI128    $0x01, (R8)(DX*2), Y7, Y7
+	VBROADCASTI128 (DI)(SI*1), Y8
+	VINSERTI128    $0x01, (R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, (AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 1024(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 64(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 1088(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 128(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1152(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 192(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1216(AX)
+	VBROADCASTI128 32(DI), Y3
+	VINSERTI128    $0x01, 32(R8), Y3, Y3
+	VBROADCASTI128 32(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 32(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 32(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 512(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 1536(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 576(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 1600(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 640(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 1664(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 704(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 1728(AX)
+	VBROADCASTI128 144(DI), Y1
+	VINSERTI128    $0x01, 144(R8), Y1, Y1
+	VBROADCASTI128 144(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 144(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 144(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 144(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 144(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 144(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 16(DI), Y3
+	VINSERTI128    $0x01, 16(R8), Y3, Y3
+	VBROADCASTI128 16(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 16(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 16(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 256(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 1280(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 320(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 1344(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 384(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1408(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 448(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1472(AX)
+	VBROADCASTI128 48(DI), Y3
+	VINSERTI128    $0x01, 48(R8), Y3, Y3
+	VBROADCASTI128 48(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 48(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 48(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 768(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 1792(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 832(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 1856(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 896(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 1920(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 960(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 1984(AX)
+	VBROADCASTI128 160(DI), Y1
+	VINSERTI128    $0x01, 160(R8), Y1, Y1
+	VBROADCASTI128 160(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 160(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 160(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 160(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 160(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 160(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 64(DI), Y3
+	VINSERTI128    $0x01, 64(R8), Y3, Y3
+	VBROADCASTI128 64(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 64(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 64(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2048(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 3072(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 2112(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 3136(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 2176(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3200(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 2240(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3264(AX)
+	VBROADCASTI128 96(DI), Y3
+	VINSERTI128    $0x01, 96(R8), Y3, Y3
+	VBROADCASTI128 96(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 96(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 96(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2560(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 3584(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 2624(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 3648(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 2688(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 3712(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 2752(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 3776(AX)
+	VBROADCASTI128 176(DI), Y1
+	VINSERTI128    $0x01, 176(R8), Y1, Y1
+	VBROADCASTI128 176(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 176(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 176(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 176(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 176(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 176(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 80(DI), Y3
+	VINSERTI128    $0x01, 80(R8), Y3, Y3
+	VBROADCASTI128 80(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 80(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 80(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2304(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 3328(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 2368(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 3392(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 2432(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3456(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 2496(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3520(AX)
+	VBROADCASTI128 112(DI), Y3
+	VINSERTI128    $0x01, 112(R8), Y3, Y3
+	VBROADCASTI128 112(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 112(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 112(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2816(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 3840(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 2880(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 3904(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 2944(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 3968(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 3008(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 4032(AX)
+	LEAQ           (R8)(DX*4), DI
+	LEAQ           (DI)(DX*4), R8
+	VPCMPEQD       Y1, Y1, Y1
+	VPXOR          Y2, Y2, Y2
+	VPGATHERDD     Y1, 206(DI)(Y0*1), Y2
+	VPSRLD         $0x10, Y2, Y2
+	VPAND          all0000ffff<>+0(SB), Y2, Y1
+	VPACKUSDW      Y1, Y1, Y1
+	VPERMQ         $0x08, Y1, Y1
+	VCVTPH2PS      X1, Y1
+	VMOVUPS        Y1, 5408(AX)
+	VBROADCASTI128 192(DI), Y1
+	VINSERTI128    $0x01, 192(R8), Y1, Y1
+	VBROADCASTI128 192(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 192(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 192(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 192(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 192(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 192(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VPSLLD         $0x18, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4128(AX)
+	VPSLLD         $0x10, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4192(AX)
+	VPSLLD         $0x08, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y6
+	VPBLENDW       $0xaa, Y6, Y3, Y3
+	VMOVUPS        Y3, 4256(AX)
+	VPSLLD         $0x00, Y4, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4320(AX)
+	VPSLLD         $0x18, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4384(AX)
+	VPSLLD         $0x10, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4448(AX)
+	VPSLLD         $0x08, Y2, Y3
+	VPSRAD         $0x18, Y3, Y3
+	VPSLLD         $0x10, Y3, Y4
+	VPBLENDW       $0xaa, Y4, Y3, Y3
+	VMOVUPS        Y3, 4512(AX)
+	VPSLLD         $0x00, Y2, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4576(AX)
+	VPSLLD         $0x18, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4640(AX)
+	VPSLLD         $0x10, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4704(AX)
+	VPSLLD         $0x08, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4768(AX)
+	VPSLLD         $0x00, Y5, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4832(AX)
+	VPSLLD         $0x18, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4896(AX)
+	VPSLLD         $0x10, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 4960(AX)
+	VPSLLD         $0x08, Y1, Y2
+	VPSRAD         $0x18, Y2, Y2
+	VPSLLD         $0x10, Y2, Y3
+	VPBLENDW       $0xaa, Y3, Y2, Y2
+	VMOVUPS        Y2, 5024(AX)
+	VPSLLD         $0x00, Y1, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VPSLLD         $0x10, Y1, Y2
+	VPBLENDW       $0xaa, Y2, Y1, Y1
+	VMOVUPS        Y1, 5088(AX)
+	VBROADCASTI128 128(DI), Y1
+	VINSERTI128    $0x01, 128(R8), Y1, Y1
+	VBROADCASTI128 128(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 128(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 128(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 128(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 128(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 128(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 (DI), Y3
+	VINSERTI128    $0x01, (R8), Y3, Y3
+	VBROADCASTI128 (DI)(DX*1), Y6
+	VINSERTI128    $0x01, (R8)(DX*1), Y6, Y6
+	VBROADCASTI128 (DI)(DX*2), Y7
+	VINSERTI128    $0x01, (R8)(DX*2), Y7, Y7
+	VBROADCASTI128 (DI)(SI*1), Y8
+	VINSERTI128    $0x01, (R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 32(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 1056(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 96(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 1120(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 160(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1184(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 224(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1248(AX)
+	VBROADCASTI128 32(DI), Y3
+	VINSERTI128    $0x01, 32(R8), Y3, Y3
+	VBROADCASTI128 32(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 32(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 32(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 32(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 32(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 32(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 544(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 1568(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 608(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 1632(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 672(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 1696(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 736(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 1760(AX)
+	VBROADCASTI128 144(DI), Y1
+	VINSERTI128    $0x01, 144(R8), Y1, Y1
+	VBROADCASTI128 144(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 144(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 144(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 144(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 144(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 144(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 16(DI), Y3
+	VINSERTI128    $0x01, 16(R8), Y3, Y3
+	VBROADCASTI128 16(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 16(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 16(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 16(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 16(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 16(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 288(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 1312(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 352(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 1376(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 416(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1440(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 480(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 1504(AX)
+	VBROADCASTI128 48(DI), Y3
+	VINSERTI128    $0x01, 48(R8), Y3, Y3
+	VBROADCASTI128 48(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 48(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 48(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 48(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 48(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 48(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 800(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 1824(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 864(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 1888(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 928(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 1952(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 992(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 2016(AX)
+	VBROADCASTI128 160(DI), Y1
+	VINSERTI128    $0x01, 160(R8), Y1, Y1
+	VBROADCASTI128 160(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 160(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 160(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 160(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 160(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 160(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 64(DI), Y3
+	VINSERTI128    $0x01, 64(R8), Y3, Y3
+	VBROADCASTI128 64(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 64(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 64(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 64(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 64(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 64(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2080(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 3104(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 2144(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 3168(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 2208(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3232(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 2272(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3296(AX)
+	VBROADCASTI128 96(DI), Y3
+	VINSERTI128    $0x01, 96(R8), Y3, Y3
+	VBROADCASTI128 96(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 96(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 96(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 96(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 96(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 96(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2592(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 3616(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 2656(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 3680(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 2720(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 3744(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 2784(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 3808(AX)
+	VBROADCASTI128 176(DI), Y1
+	VINSERTI128    $0x01, 176(R8), Y1, Y1
+	VBROADCASTI128 176(DI)(DX*1), Y2
+	VINSERTI128    $0x01, 176(R8)(DX*1), Y2, Y2
+	VBROADCASTI128 176(DI)(DX*2), Y3
+	VINSERTI128    $0x01, 176(R8)(DX*2), Y3, Y3
+	VBROADCASTI128 176(DI)(SI*1), Y4
+	VINSERTI128    $0x01, 176(R8)(SI*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y1
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y3
+	VPUNPCKLQDQ    Y2, Y5, Y4
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y3, Y1, Y5
+	VPUNPCKHQDQ    Y3, Y1, Y1
+	VBROADCASTI128 80(DI), Y3
+	VINSERTI128    $0x01, 80(R8), Y3, Y3
+	VBROADCASTI128 80(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 80(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 80(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 80(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 80(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 80(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x04, Y4, Y10
+	VPAND          all30303030<>+0(SB), Y4, Y11
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2336(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y11, Y7, Y7
+	VMOVUPS        Y7, 3360(AX)
+	VPSRLW         $0x04, Y6, Y7
+	VPSLLW         $0x04, Y2, Y8
+	VPAND          all30303030<>+0(SB), Y2, Y10
+	VPAND          all30303030<>+0(SB), Y8, Y8
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 2400(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y10, Y7, Y7
+	VMOVUPS        Y7, 3424(AX)
+	VPSRLW         $0x04, Y9, Y6
+	VPSLLW         $0x04, Y5, Y7
+	VPAND          all30303030<>+0(SB), Y5, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y7, Y9, Y9
+	VMOVUPS        Y9, 2464(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3488(AX)
+	VPSRLW         $0x04, Y3, Y6
+	VPSLLW         $0x04, Y1, Y7
+	VPAND          all30303030<>+0(SB), Y1, Y8
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y7, Y3, Y3
+	VMOVUPS        Y3, 2528(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 3552(AX)
+	VBROADCASTI128 112(DI), Y3
+	VINSERTI128    $0x01, 112(R8), Y3, Y3
+	VBROADCASTI128 112(DI)(DX*1), Y6
+	VINSERTI128    $0x01, 112(R8)(DX*1), Y6, Y6
+	VBROADCASTI128 112(DI)(DX*2), Y7
+	VINSERTI128    $0x01, 112(R8)(DX*2), Y7, Y7
+	VBROADCASTI128 112(DI)(SI*1), Y8
+	VINSERTI128    $0x01, 112(R8)(SI*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y3, Y9
+	VPUNPCKHDQ     Y6, Y3, Y3
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y7
+	VPUNPCKLQDQ    Y6, Y9, Y8
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y7, Y3, Y9
+	VPUNPCKHQDQ    Y7, Y3, Y3
+	VPSRLW         $0x04, Y8, Y7
+	VPSLLW         $0x02, Y4, Y10
+	VPSRLW         $0x02, Y4, Y4
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all30303030<>+0(SB), Y10, Y10
+	VPAND          all0f0f0f0f<>+0(SB), Y8, Y8
+	VPOR           Y10, Y8, Y8
+	VMOVUPS        Y8, 2848(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y4, Y7, Y7
+	VMOVUPS        Y7, 3872(AX)
+	VPSRLW         $0x04, Y6, Y4
+	VPSLLW         $0x02, Y2, Y7
+	VPSRLW         $0x02, Y2, Y2
+	VPAND          all30303030<>+0(SB), Y2, Y2
+	VPAND          all30303030<>+0(SB), Y7, Y7
+	VPAND          all0f0f0f0f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 2912(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y4, Y4
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y4, 3936(AX)
+	VPSRLW         $0x04, Y9, Y2
+	VPSLLW         $0x02, Y5, Y4
+	VPSRLW         $0x02, Y5, Y5
+	VPAND          all30303030<>+0(SB), Y5, Y5
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y9, Y9
+	VPOR           Y4, Y9, Y9
+	VMOVUPS        Y9, 2976(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 4000(AX)
+	VPSRLW         $0x04, Y3, Y2
+	VPSLLW         $0x02, Y1, Y4
+	VPSRLW         $0x02, Y1, Y1
+	VPAND          all30303030<>+0(SB), Y1, Y1
+	VPAND          all30303030<>+0(SB), Y4, Y4
+	VPAND          all0f0f0f0f<>+0(SB), Y3, Y3
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 3040(AX)
+	VPAND          all0f0f0f0f<>+0(SB), Y2, Y2
+	VPOR           Y1, Y2, Y2
+	VMOVUPS        Y2, 4064(AX)
+	LEAQ           (R8)(DX*4), DI
+	ADDQ           $+210, CX
+	ADDQ           $+5504, AX
+	DECQ           BX
+	JNZ            block
+	VZEROUPPER
+	RET
+
+// func mulParts8x4x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+// Requires: AVX, AVX2
+TEXT ·mulParts8x4x2(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ w+16(FP), DX
+	MOVQ x+24(FP), BX
+	MOVQ blocks+40(FP), SI
+	MOVQ $+2, DI
+
+half:
+	MOVQ   DX, R8
+	MOVQ   BX, R9
+	MOVQ   SI, R10
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+
+block:
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	MOVQ  R8, R11
+	MOVQ  R9, R12
+	LEAQ  4096(R8), R13
+	MOVQ  $+8, R14
+
+part:
+	VMOVDQU      (R11), Y12
+	VPBROADCASTD (R12), Y13
+	VPMADDUBSW   Y13, Y12, Y8
+	VPBROADCASTD 4(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y9
+	VPBROADCASTD 8(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y10
+	VPBROADCASTD 12(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y11
+	VMOVDQU      64(R11), Y12
+	VPBROADCASTD 16(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPBROADCASTD 20(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPBROADCASTD 24(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPBROADCASTD 28(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VMOVDQU      128(R11), Y12
+	VPBROADCASTD 32(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPBROADCASTD 36(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPBROADCASTD 40(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPBROADCASTD 44(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VMOVDQU      192(R11), Y12
+	VPBROADCASTD 48(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPMADDWD     (R13), Y8, Y8
+	VPADDD       Y8, Y4, Y4
+	VPBROADCASTD 52(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPMADDWD     (R13), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VPBROADCASTD 56(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPMADDWD     (R13), Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPBROADCASTD 60(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VPMADDWD     (R13), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      256(R11), Y12
+	VPBROADCASTD 64(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y8
+	VPBROADCASTD 68(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y9
+	VPBROADCASTD 72(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y10
+	VPBROADCASTD 76(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y11
+	VMOVDQU      320(R11), Y12
+	VPBROADCASTD 80(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPBROADCASTD 84(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPBROADCASTD 88(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPBROADCASTD 92(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VMOVDQU      384(R11), Y12
+	VPBROADCASTD 96(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPBROADCASTD 100(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPBROADCASTD 104(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPBROADCASTD 108(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VMOVDQU      448(R11), Y12
+	VPBROADCASTD 112(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPMADDWD     (R13), Y8, Y8
+	VPADDD       Y8, Y4, Y4
+	VPBROADCASTD 116(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPMADDWD     (R13), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VPBROADCASTD 120(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPMADDWD     (R13), Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPBROADCASTD 124(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VPMADDWD     (R13), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	ADDQ         $+512, R11
+	ADDQ         $+128, R12
+	ADDQ         $0x40, R13
+	DECQ         R14
+	JNZ          part
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS 1024(R9), Y8
+	VPBROADCASTD 1040(R9), Y10
+	VPMADDWD     5120(R8), Y10, Y10
+	VMOVDQA      Y10, Y9
+	VPBROADCASTD 1056(R9), Y10
+	VPMADDWD     5184(R8), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 1072(R9), Y10
+	VPMADDWD     5248(R8), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 1088(R9), Y10
+	VPMADDWD     5312(R8), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       5440(R8), Y8, Y10
+	VMULPS       Y10, Y9, Y9
+	VMULPS       5376(R8), Y8, Y8
+	VMULPS       Y8, Y4, Y4
+	VSUBPS       Y9, Y4, Y4
+	VADDPS       Y4, Y0, Y0
+	VCVTDQ2PS    Y5, Y5
+	VBROADCASTSS 1028(R9), Y4
+	VPBROADCASTD 1044(R9), Y9
+	VPMADDWD     5120(R8), Y9, Y9
+	VMOVDQA      Y9, Y8
+	VPBROADCASTD 1060(R9), Y9
+	VPMADDWD     5184(R8), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 1076(R9), Y9
+	VPMADDWD     5248(R8), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 1092(R9), Y9
+	VPMADDWD     5312(R8), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       5440(R8), Y4, Y9
+	VMULPS       Y9, Y8, Y8
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y5, Y5
+	VSUBPS       Y8, Y5, Y5
+	VADDPS       Y5, Y1, Y1
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS 1032(R9), Y4
+	VPBROADCASTD 1048(R9), Y8
+	VPMADDWD     5120(R8), Y8, Y8
+	VMOVDQA      Y8, Y5
+	VPBROADCASTD 1064(R9), Y8
+	VPMADDWD     5184(R8), Y8, Y8
+	VPADDD       Y8, Y5, Y5
+	VPBROADCASTD 1080(R9), Y8
+	VPMADDWD     5248(R8), Y8, Y8
+	VPADDD       Y8, Y5, Y5
+	VPBROADCASTD 1096(R9), Y8
+	VPMADDWD     5312(R8), Y8, Y8
+	VPADDD       Y8, Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       5440(R8), Y4, Y8
+	VMULPS       Y8, Y5, Y5
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y6, Y6
+	VSUBPS       Y5, Y6, Y6
+	VADDPS       Y6, Y2, Y2
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS 1036(R9), Y4
+	VPBROADCASTD 1052(R9), Y6
+	VPMADDWD     5120(R8), Y6, Y6
+	VMOVDQA      Y6, Y5
+	VPBROADCASTD 1068(R9), Y6
+	VPMADDWD     5184(R8), Y6, Y6
+	VPADDD       Y6, Y5, Y5
+	VPBROADCASTD 1084(R9), Y6
+	VPMADDWD     5248(R8), Y6, Y6
+	VPADDD       Y6, Y5, Y5
+	VPBROADCASTD 1100(R9), Y6
+	VPMADDWD     5312(R8), Y6, Y6
+	VPADDD       Y6, Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       5440(R8), Y4, Y6
+	VMULPS       Y6, Y5, Y5
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y7, Y7
+	VSUBPS       Y5, Y7, Y7
+	VADDPS       Y7, Y3, Y3
+	ADDQ         $+5504, R8
+	ADDQ         $+1408, R9
+	DECQ         R10
+	JNZ          block
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y1, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y2, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y3, (R8)
+	ADDQ         CX, R8
+	ADDQ         $0x20, AX
+	ADDQ         $0x20, DX
+	DECQ         DI
+	JNZ          half
+	VZEROUPPER
+	RET
+
+// func mulParts16x4x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+// Requires: AVX, AVX2
+TEXT ·mulParts16x4x2(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ w+16(FP), DX
+	MOVQ x+24(FP), BX
+	MOVQ blocks+40(FP), SI
+	MOVQ $+2, DI
+
+half:
+	MOVQ   DX, R8
+	MOVQ   BX, R9
+	MOVQ   SI, R10
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+
+block:
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	MOVQ  R8, R11
+	MOVQ  R9, R12
+	LEAQ  4096(R8), R13
+	LEAQ  1104(R9), R14
+	MOVQ  $+16, R15
+
+part:
+	VMOVDQU      (R11), Y12
+	VPBROADCASTD (R12), Y13
+	VPMADDUBSW   Y13, Y12, Y8
+	VPBROADCASTD 4(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y9
+	VPBROADCASTD 8(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y10
+	VPBROADCASTD 12(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y11
+	VMOVDQU      64(R11), Y12
+	VPBROADCASTD 16(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPMADDWD     (R13), Y8, Y8
+	VPADDD       Y8, Y4, Y4
+	VPBROADCASTD 20(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPMADDWD     (R13), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VPBROADCASTD 24(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPMADDWD     (R13), Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPBROADCASTD 28(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VPMADDWD     (R13), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      128(R11), Y12
+	VPBROADCASTD 32(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y8
+	VPBROADCASTD 36(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y9
+	VPBROADCASTD 40(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y10
+	VPBROADCASTD 44(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y11
+	VMOVDQU      192(R11), Y12
+	VPBROADCASTD 48(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y8, Y8
+	VPMADDWD     (R13), Y8, Y8
+	VPADDD       Y8, Y4, Y4
+	VPBROADCASTD 52(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y9, Y9
+	VPMADDWD     (R13), Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VPBROADCASTD 56(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y10, Y10
+	VPMADDWD     (R13), Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPBROADCASTD 60(R12), Y13
+	VPMADDUBSW   Y13, Y12, Y13
+	VPADDW       Y13, Y11, Y11
+	VPMADDWD     (R13), Y11, Y11
+	VPADDD       Y11, Y7, Y7
+	VMOVDQU      (R13), Y12
+	VPSRAD       $0x10, Y12, Y12
+	VPBROADCASTD (R14), Y13
+	VPMULLD      Y12, Y13, Y13
+	VPADDD       Y13, Y4, Y4
+	VPBROADCASTD 4(R14), Y13
+	VPMULLD      Y12, Y13, Y13
+	VPADDD       Y13, Y5, Y5
+	VPBROADCASTD 8(R14), Y13
+	VPMULLD      Y12, Y13, Y13
+	VPADDD       Y13, Y6, Y6
+	VPBROADCASTD 12(R14), Y13
+	VPMULLD      Y12, Y13, Y13
+	VPADDD       Y13, Y7, Y7
+	ADDQ         $0x10, R14
+	ADDQ         $+256, R11
+	ADDQ         $+64, R12
+	ADDQ         $0x40, R13
+	DECQ         R15
+	JNZ          part
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS 1024(R9), Y8
+	VMULPS       5376(R8), Y8, Y8
+	VMULPS       Y8, Y4, Y4
+	VADDPS       Y4, Y0, Y0
+	VCVTDQ2PS    Y5, Y5
+	VBROADCASTSS 1028(R9), Y4
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y5, Y5
+	VADDPS       Y5, Y1, Y1
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS 1032(R9), Y4
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y6, Y6
+	VADDPS       Y6, Y2, Y2
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS 1036(R9), Y4
+	VMULPS       5376(R8), Y4, Y4
+	VMULPS       Y4, Y7, Y7
+	VADDPS       Y7, Y3, Y3
+	ADDQ         $+5504, R8
+	ADDQ         $+1408, R9
+	DECQ         R10
+	JNZ          block
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y1, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y2, (R8)
+	ADDQ         CX, R8
+	VMOVUPS      Y3, (R8)
+	ADDQ         CX, R8
+	ADDQ         $0x20, AX
+	ADDQ         $0x20, DX
+	DECQ         DI
+	JNZ          half
+	VZEROUPPER
+	RET
+
+// func mulParts8x1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+// Requires: AVX, AVX2
+TEXT ·mulParts8x1x2(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ w+16(FP), DX
+	MOVQ x+24(FP), BX
+	MOVQ blocks+40(FP), SI
+	MOVQ $+2, DI
+
+half:
+	MOVQ   DX, R8
+	MOVQ   BX, R9
+	MOVQ   SI, R10
+	VXORPS Y0, Y0, Y0
+
+block:
+	VPXOR Y1, Y1, Y1
+	MOVQ  R8, R11
+	MOVQ  R9, R12
+	LEAQ  4096(R8), R13
+	MOVQ  $+8, R14
+
+part:
+	VMOVDQU      (R11), Y3
+	VPBROADCASTD (R12), Y4
+	VPMADDUBSW   Y4, Y3, Y2
+	VMOVDQU      64(R11), Y3
+	VPBROADCASTD 16(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VMOVDQU      128(R11), Y3
+	VPBROADCASTD 32(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VMOVDQU      192(R11), Y3
+	VPBROADCASTD 48(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VPMADDWD     (R13), Y2, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVDQU      256(R11), Y3
+	VPBROADCASTD 64(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y2
+	VMOVDQU      320(R11), Y3
+	VPBROADCASTD 80(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VMOVDQU      384(R11), Y3
+	VPBROADCASTD 96(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VMOVDQU      448(R11), Y3
+	VPBROADCASTD 112(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VPMADDWD     (R13), Y2, Y2
+	VPADDD       Y2, Y1, Y1
+	ADDQ         $+512, R11
+	ADDQ         $+128, R12
+	ADDQ         $0x40, R13
+	DECQ         R14
+	JNZ          part
+	VCVTDQ2PS    Y1, Y1
+	VBROADCASTSS 1024(R9), Y2
+	VPBROADCASTD 1040(R9), Y4
+	VPMADDWD     5120(R8), Y4, Y4
+	VMOVDQA      Y4, Y3
+	VPBROADCASTD 1056(R9), Y4
+	VPMADDWD     5184(R8), Y4, Y4
+	VPADDD       Y4, Y3, Y3
+	VPBROADCASTD 1072(R9), Y4
+	VPMADDWD     5248(R8), Y4, Y4
+	VPADDD       Y4, Y3, Y3
+	VPBROADCASTD 1088(R9), Y4
+	VPMADDWD     5312(R8), Y4, Y4
+	VPADDD       Y4, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       5440(R8), Y2, Y4
+	VMULPS       Y4, Y3, Y3
+	VMULPS       5376(R8), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VSUBPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	ADDQ         $+5504, R8
+	ADDQ         $+1408, R9
+	DECQ         R10
+	JNZ          block
+	MOVQ         AX, R8
+	VMOVUPS      Y0, (R8)
+	ADDQ         CX, R8
+	ADDQ         $0x20, AX
+	ADDQ         $0x20, DX
+	DECQ         DI
+	JNZ          half
+	VZEROUPPER
+	RET
+
+// func mulParts16x1x2(y *float32, stride int, w *byte, x *byte, group int, blocks int)
+// Requires: AVX, AVX2
+TEXT ·mulParts16x1x2(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ w+16(FP), DX
+	MOVQ x+24(FP), BX
+	MOVQ blocks+40(FP), SI
+	MOVQ $+2, DI
+
+half:
+	MOVQ   DX, R8
+	MOVQ   BX, R9
+	MOVQ   SI, R10
+	VXORPS Y0, Y0, Y0
+
+block:
+	VPXOR Y1, Y1, Y1
+	MOVQ  R8, R11
+	MOVQ  R9, R12
+	LEAQ  4096(R8), R13
+	LEAQ  1104(R9), R14
+	MOVQ  $+16, R15
+
+part:
+	VMOVDQU      (R11), Y3
+	VPBROADCASTD (R12), Y4
+	VPMADDUBSW   Y4, Y3, Y2
+	VMOVDQU      64(R11), Y3
+	VPBROADCASTD 16(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VPMADDWD     (R13), Y2, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVDQU      128(R11), Y3
+	VPBROADCASTD 32(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y2
+	VMOVDQU      192(R11), Y3
+	VPBROADCASTD 48(R12), Y4
+	VPMADDUBSW   Y4, Y3, Y4
+	VPADDW       Y4, Y2, Y2
+	VPMADDWD     (R13), Y2, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVDQU      (R13), Y3
+	VPSRAD       $0x10, Y3, Y3
+	VPBROADCASTD (R14), Y4
+	VPMULLD      Y3, Y4, Y4
+	VPADDD       Y4, Y1, Y1
+	ADDQ         $0x10, R14
+	ADDQ         $+256, R11
+	ADDQ         $+64, R12
+	ADDQ         $0x40, R13
+	DECQ         R15
+	JNZ          part
+	VCVTDQ2PS    Y1, Y1
+	VBROADCASTSS 1024(R9), Y2
+	VMULPS       5376(R8), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	ADDQ         $+5504, R8
+	ADDQ         $+1408, R9
 	DECQ         R10
 	JNZ          block
 	MOVQ         AX, R8

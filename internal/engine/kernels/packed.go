@@ -1,6 +1,10 @@
 package kernels
 
-import "unsafe"
+import (
+	"encoding/binary"
+	"math"
+	"unsafe"
+)
 
 // Products by vector units, where a lane is an output: 16 rows of weights are
 // packed for them, and meet 12, 4 or 1 vectors at a time. Blocks of a row are
@@ -223,6 +227,34 @@ func quantiseRecords(dst *byte, src *float32, stride, blocks int) {
 			for i, f := range q {
 				r.q[i/4][v][i%4] = int8(f)
 			}
+		}
+	}
+}
+
+// quantiseSuperRecords likewise makes superRecords of one vector. dst is where the
+// vector's first values lie: all others of a record are as far from its begin.
+func quantiseSuperRecords(dst *byte, src *float32, blocks int) {
+	var q [Super]int64
+	var r superRecord
+	for b := range blocks {
+		to := unsafe.Slice(ahead(dst, b*size[superRecord]()), size[superRecord]()-12)
+		put := func(at uintptr, v uint32) { binary.LittleEndian.PutUint32(to[at:], v) }
+		scale, _ := quantise(q[:], unsafe.Slice(ahead(src, 4*b*Super), Super))
+		put(unsafe.Offsetof(r.scale), math.Float32bits(scale))
+		for g, v := range cast[[4]int64](q[:]) {
+			put(unsafe.Offsetof(r.q)+uintptr(16*g), uint32(uint8(v[0]))|uint32(uint8(v[1]))<<8|uint32(uint8(v[2]))<<16|uint32(uint8(v[3]))<<24)
+		}
+		var pairs [8]int64
+		for i, v := range cast[[16]int64](q[:]) {
+			sum := int64(0)
+			for _, f := range v {
+				sum += f
+			}
+			pairs[i/2] += sum
+			put(unsafe.Offsetof(r.bias)+uintptr(16*i), uint32(int32(-32*sum)))
+		}
+		for i, p := range cast[[2]int64](pairs[:]) {
+			put(unsafe.Offsetof(r.sums)+uintptr(16*i), uint32(uint16(p[0]))|uint32(uint16(p[1]))<<16)
 		}
 	}
 }

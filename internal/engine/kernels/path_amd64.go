@@ -52,8 +52,9 @@ var avx2 = &path{
 		of: map[Type]packRoutines{
 			Q4_0: {pack: packQ4_0256, mul: &bias256}, Q4_1: {pack: packQ4_1256, mul: &min256},
 			Q5_0: {pack: packQ5_0256, mul: &bias256}, Q5_1: {pack: packQ5_1256, mul: &min256}, Q8_0: {pack: packQ8_0256, mul: &bias256},
+			Q4_K: {pack: packQ4_K256, mul: &eights256}, Q5_K: {pack: packQ5_K256, mul: &eights256}, Q6_K: {pack: packQ6_K256, mul: &sixteens256},
 		},
-		quantise: quantiseRecords,
+		quantise: quantiseRecords, quantiseSuper: quantiseSuperRecords,
 	},
 	float: &floatRoutines{
 		dots4x4: dots4x4x2, dots16x1: dots16x1x2, dot: dot16x2, softmax: eachSoftmax(softmax64x2),
@@ -74,6 +75,8 @@ var (
 	sixteens512 = [len(widths)]mulRoutine{thrice(mulParts16x4), mulParts16x4, mulParts16x1}
 	bias256     = [len(widths)]mulRoutine{thrice(mulBias4x2), mulBias4x2, mulBias1x2}
 	min256      = [len(widths)]mulRoutine{thrice(mulMin4x2), mulMin4x2, mulMin1x2}
+	eights256   = [len(widths)]mulRoutine{thrice(mulParts8x4x2), mulParts8x4x2, mulParts8x1x2}
+	sixteens256 = [len(widths)]mulRoutine{thrice(mulParts16x4x2), mulParts16x4x2, mulParts16x1x2}
 )
 
 // thrice multiplies 12 vectors by a routine for 4.

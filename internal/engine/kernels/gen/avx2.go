@@ -19,6 +19,13 @@ func avx2(a *asm) {
 		mul256(a, cols, false)
 		mul256(a, cols, true)
 	}
+	for i := range superForms {
+		packSuper256(a, &superForms[i])
+	}
+	for _, cols := range []int{4, 1} {
+		mulSuper256(a, cols, 8)
+		mulSuper256(a, cols, 16)
+	}
 	dots256(a)
 	dots256x1(a)
 	dot256(a)
@@ -45,51 +52,162 @@ func (a *asm) ymms(n int) []reg.VecVirtual {
 	return v
 }
 
-// pack256 packs 16 rows, eight at a time.
-func pack256(a *asm, f *blockForm) {
-	a.function(a.name("pack"+f.name), packSignature, a.name("pack"+f.name)+" packs 16 rows, stride bytes apart, of so many blocks.")
+// eights goes through blocks of 16 rows, eight rows at a time: body gets them,
+// and where the outputs of the first of them lie.
+func (a *asm) eights(block, packed int, body func(r *rows, dst reg.Register, disp int)) {
 	dst, src, stride, n := a.param("dst"), a.param("src"), a.param("stride"), a.param("blocks")
-	r := rows{stride: stride, s3: a.triple(stride)}
+	r := rows{stride: stride, s3: a.triple(stride), index: a.YMM()}
 	for i := range 2 {
 		r.p[i] = a.GP64()
 	}
-	index := a.YMM()
-	a.VMOVD(stride.As32(), index.AsX())
-	a.VPBROADCASTD(index.AsX(), index)
-	a.VPMULLD(a.iota(), index, index)
+	a.VMOVD(stride.As32(), r.index.AsX())
+	a.VPBROADCASTD(r.index.AsX(), r.index)
+	a.VPMULLD(a.iota(), r.index, r.index)
+	a.MOVQ(src, r.p[0])
+	ahead := r.ahead(a)
 	a.loop("block", n, func() {
+		a.prefetch(block, ahead)
 		a.MOVQ(src, r.p[0])
 		for rows8 := range 2 {
 			a.LEAQ(operand.Mem{Base: r.p[0], Index: stride, Scale: 4}, r.p[1])
-			to := at(dst, 32*rows8)
-			if f.wide {
-				for half := range 2 {
-					for g, v := range quads256(a, &r, f.weights+16*half) {
-						f.store(a, v, 4*half+g, to)
-					}
-				}
-			} else {
-				var h reg.VecVirtual
-				if f.fifths > 0 {
-					h = gather256(a, &r, index, f.fifths)
-				}
-				f.nibbles(a, quads256(a, &r, f.weights), h, func(g int, v reg.VecVirtual) { f.store(a, v, g, to) })
-			}
-			scales256(a, &r, index, at(dst, 512+32*rows8), f.min)
+			body(&r, dst, 32*rows8)
 			a.LEAQ(operand.Mem{Base: r.p[1], Index: stride, Scale: 4}, r.p[0])
 		}
-		a.ADDQ(operand.I32(f.bytes), src)
-		a.ADDQ(operand.I32(packedBytes), dst)
+		a.ADDQ(operand.I32(block), src)
+		a.ADDQ(operand.I32(packed), dst)
 	})
 	a.done()
 }
 
+func pack256(a *asm, f *blockForm) {
+	a.function(a.name("pack"+f.name), packSignature, a.name("pack"+f.name)+" packs 16 rows, stride bytes apart, of so many blocks.")
+	a.eights(f.bytes, packedBytes, func(r *rows, dst reg.Register, disp int) {
+		f.unpack(a, r, func(g int, v reg.VecVirtual) { f.store(a, v, g, at(dst, disp)) })
+		scales256(a, r, at(dst, 512+disp), f.min)
+	})
+}
+
+func packSuper256(a *asm, f *superForm) {
+	name := a.name("pack" + f.name)
+	a.function(name, packSignature, name+" packs 16 rows, stride bytes apart, of so many blocks of 256.")
+	a.eights(f.bytes, superBytes, func(r *rows, dst reg.Register, disp int) { f.unpack(a, r, f.stores(a, dst, disp)) })
+}
+
+// mulSuper256 is mulSuper, eight rows at a time. Weights are below 32, or below
+// 64: so many pairs of products fit 16 bits, and meet the scale, twice in each
+// lane, when they become 32.
+func mulSuper256(a *asm, cols, parts int) {
+	min, together := parts == 8, 2
+	if min {
+		together = 4
+	}
+	name := fmt.Sprintf("mulParts%dx%dx2", parts, cols)
+	a.function(name, "func(y *float32, stride int, w, x *byte, group, blocks int)",
+		fmt.Sprintf("%s multiplies 16 packed rows, with scales for each %d weights, by %d vectors: y[c][0:16], stride bytes apart.", name, 256/parts, cols))
+	y, stride, w0, x0, blocks, rows8 := a.param("y"), a.param("stride"), a.param("w"), a.param("x"), a.param("blocks"), a.GP64()
+	a.MOVQ(operand.I32(2), rows8)
+	a.loop("half", rows8, func() {
+		w, x, n, to, sum := a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.ymms(cols)
+		a.MOVQ(w0, w)
+		a.MOVQ(x0, x)
+		a.MOVQ(blocks, n)
+		for _, s := range sum {
+			a.VXORPS(s, s, s)
+		}
+		a.loop("block", n, func() {
+			isum, q, in, scale, bias, left := a.ymms(cols), a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
+			for _, v := range isum {
+				a.VPXOR(v, v, v)
+			}
+			a.MOVQ(w, q)
+			a.MOVQ(x, in)
+			a.LEAQ(at(w, superScale), scale)
+			if !min {
+				a.LEAQ(at(x, inBias), bias)
+			}
+			a.MOVQ(operand.I32(parts), left)
+			a.loop("part", left, func() {
+				short, v, t := a.ymms(cols), a.YMM(), a.YMM()
+				for g := range 64 / parts {
+					a.VMOVDQU(at(q, 64*g), v)
+					for c, s := range short {
+						a.VPBROADCASTD(at(in, 16*g+4*c), t)
+						if g%together == 0 {
+							a.VPMADDUBSW(t, v, s)
+						} else {
+							a.VPMADDUBSW(t, v, t)
+							a.VPADDW(t, s, s)
+						}
+						if g%together == together-1 {
+							a.VPMADDWD(at(scale, 0), s, s)
+							a.VPADDD(s, isum[c], isum[c])
+						}
+					}
+				}
+				if !min {
+					a.VMOVDQU(at(scale, 0), v)
+					a.VPSRAD(operand.U8(16), v, v)
+					for c := range isum {
+						a.VPBROADCASTD(at(bias, 4*c), t)
+						a.VPMULLD(v, t, t)
+						a.VPADDD(t, isum[c], isum[c])
+					}
+					a.ADDQ(operand.U8(16), bias)
+				}
+				a.ADDQ(operand.I32(64*64/parts), q)
+				a.ADDQ(operand.I32(16*64/parts), in)
+				a.ADDQ(operand.U8(64), scale)
+			})
+			addSuper256(a, sum, isum, w, x, min)
+			a.ADDQ(operand.I32(superBytes), w)
+			a.ADDQ(operand.I32(inSuperSize), x)
+		})
+		a.MOVQ(y, to)
+		for _, s := range sum {
+			a.VMOVUPS(s, at(to, 0))
+			a.ADDQ(stride, to)
+		}
+		a.ADDQ(operand.U8(32), y)
+		a.ADDQ(operand.U8(32), w0)
+	})
+	a.done()
+}
+
+// addSuper256 is addSuper for eight rows.
+func addSuper256(a *asm, sum, isum []reg.VecVirtual, w, x reg.Register, min bool) {
+	for c, v := range isum {
+		t, low, u := a.YMM(), a.YMM(), a.YMM()
+		a.VCVTDQ2PS(v, v)
+		a.VBROADCASTSS(at(x, inScale+4*c), t)
+		if min {
+			for i := range 4 {
+				a.VPBROADCASTD(at(x, inPairs+16*i+4*c), u)
+				a.VPMADDWD(at(w, superMin+64*i), u, u)
+				if i == 0 {
+					a.VMOVDQA(u, low)
+				} else {
+					a.VPADDD(u, low, low)
+				}
+			}
+			a.VCVTDQ2PS(low, low)
+			a.VMULPS(at(w, superM), t, u)
+			a.VMULPS(u, low, low)
+		}
+		a.VMULPS(at(w, superD), t, t)
+		a.VMULPS(t, v, v)
+		if min {
+			a.VSUBPS(low, v, v)
+		}
+		a.VADDPS(v, sum[c], sum[c])
+	}
+}
+
 // gather256 gathers four bytes of the current block of eight rows.
-func gather256(a *asm, r *rows, index reg.VecVirtual, disp int) reg.VecVirtual {
+func gather256(a *asm, r *rows, disp int) reg.VecVirtual {
 	mask, v := a.YMM(), a.YMM()
 	a.VPCMPEQD(mask, mask, mask)
 	a.VPXOR(v, v, v)
-	a.VPGATHERDD(mask, operand.Mem{Base: r.p[0], Index: index, Scale: 1, Disp: disp}, v)
+	a.VPGATHERDD(mask, operand.Mem{Base: r.p[0], Index: r.index, Scale: 1, Disp: disp}, v)
 	return v
 }
 
@@ -112,8 +230,8 @@ func quads256(a *asm, r *rows, disp int) []reg.VecVirtual {
 }
 
 // scales256 gathers d, and m, of eight rows.
-func scales256(a *asm, r *rows, index reg.VecVirtual, to operand.Mem, min bool) {
-	v, w := gather256(a, r, index, 0), a.YMM()
+func scales256(a *asm, r *rows, to operand.Mem, min bool) {
+	v, w := gather256(a, r, 0), a.YMM()
 	widen := func(to operand.Mem) { // words in w
 		a.VPACKUSDW(w, w, w)
 		a.VPERMQ(operand.U8(0x08), w, w)

@@ -52,6 +52,7 @@ type rows struct {
 	p          [4]reg.GPVirtual // rows 0, 4, 8, 12
 	stride, s3 reg.GPVirtual
 	lane       [3]reg.OpmaskVirtual // lanes 1, 2, 3
+	index      reg.VecVirtual       // AVX2, where there are 8 rows: their distances
 }
 
 func newRows(a *asm, src, stride reg.GPVirtual) rows {
@@ -102,6 +103,9 @@ func (r *rows) ahead(a *asm) reg.GPVirtual {
 // quads loads 16 bytes of each row, and gives four registers: register g has
 // bytes 4g to 4g+3 of all rows, one row a lane.
 func (r *rows) quads(a *asm, disp int) []reg.VecVirtual {
+	if a.lanes == 8 {
+		return quads256(a, r, disp)
+	}
 	v := a.zmms(4)
 	for j := range v {
 		a.VBROADCASTI32X4(r.row(0, j, disp), v[j])
@@ -125,6 +129,9 @@ func (r *rows) quads(a *asm, disp int) []reg.VecVirtual {
 // times as much: it is one of the instructions that processors were made slow
 // in, to keep secrets.
 func (r *rows) words(a *asm, disp int) reg.VecVirtual {
+	if a.lanes == 8 {
+		return gather256(a, r, disp)
+	}
 	v := a.ZMM()
 	for l := range r.p {
 		four := a.XMM()

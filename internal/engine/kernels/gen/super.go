@@ -26,13 +26,38 @@ const (
 
 // superForm is a block of 256 weights as it lies in the file.
 type superForm struct {
-	name  string
-	bytes int
-	parts int // with a scale each
-	min   bool
-	// unpack gives weights, part by part: use gets word g of a part, done hears
-	// that a part is complete, and gets its scales.
-	unpack func(a *asm, r *rows, use func(part, g int, v reg.VecVirtual), done func(part int, scale reg.VecVirtual)) (d, m reg.VecVirtual, n []reg.VecVirtual)
+	name   string
+	bytes  int
+	parts  int // with a scale each
+	min    bool
+	unpack func(a *asm, r *rows, to *unpacked)
+}
+
+// unpacked takes what a block of 16 rows, or 8, holds: first d, m and pairs of
+// minima, then word g of each part. Scales come when a part's words are there, or
+// before all of them unless late: registers need not keep them then.
+type unpacked struct {
+	head    func(d, m reg.VecVirtual, n []reg.VecVirtual)
+	weights func(part, g int, v reg.VecVirtual)
+	scale   func(part int, v reg.VecVirtual)
+	late    bool
+}
+
+// andTo and or are named apart in the two register widths.
+func (a *asm) andTo(m operand.Mem, v, to reg.VecVirtual) {
+	if a.lanes == 16 {
+		a.VPANDD(m, v, to)
+	} else {
+		a.VPAND(m, v, to)
+	}
+}
+
+func (a *asm) or(x, y, to reg.VecVirtual) {
+	if a.lanes == 16 {
+		a.VPORD(x, y, to)
+	} else {
+		a.VPOR(x, y, to)
+	}
 }
 
 var superForms = []superForm{
@@ -46,7 +71,14 @@ func (f *superForm) words() int { return 64 / f.parts }
 
 // halves widens the halves in the lower words of v.
 func (a *asm) halves(v reg.VecVirtual) reg.VecVirtual {
-	f := a.ZMM()
+	f := a.vec()
+	if a.lanes == 8 {
+		a.VPAND(a.constant(0xffff), v, f)
+		a.VPACKUSDW(f, f, f)
+		a.VPERMQ(operand.U8(0x08), f, f)
+		a.VCVTPH2PS(f.AsX(), f)
+		return f
+	}
 	a.VPMOVDW(v, f.AsY())
 	a.VCVTPH2PS(f.AsY(), f)
 	return f
@@ -55,7 +87,7 @@ func (a *asm) halves(v reg.VecVirtual) reg.VecVirtual {
 // bytesTo spreads chosen bytes of each word of v: byte i of the result is byte
 // from[i], or 0 when that is 0x80.
 func (a *asm) bytesTo(v reg.VecVirtual, from [4]uint32) reg.VecVirtual {
-	to := a.ZMM()
+	to := a.vec()
 	name := fmt.Sprintf("bytes%02x%02x%02x%02x", from[0], from[1], from[2], from[3])
 	a.VPSHUFB(a.table(name, func(lane int) (w uint32) {
 		for i, b := range from {
@@ -73,17 +105,17 @@ func (a *asm) bytesTo(v reg.VecVirtual, from [4]uint32) reg.VecVirtual {
 // see sixes in blocks256.go. b is the three words that hold them.
 func (a *asm) six(b []reg.VecVirtual) (s, n [2]reg.VecVirtual) {
 	low := func(v reg.VecVirtual) reg.VecVirtual {
-		t := a.ZMM()
-		a.VPANDD(a.constant(0x3f3f3f3f), v, t)
+		t := a.vec()
+		a.andTo(a.constant(0x3f3f3f3f), v, t)
 		return t
 	}
 	high := func(four, two reg.VecVirtual, shift uint64) reg.VecVirtual {
-		t, u := a.ZMM(), a.ZMM()
+		t, u := a.vec(), a.vec()
 		a.VPSRLD(operand.U8(shift), four, t)
-		a.VPANDD(a.constant(0x0f0f0f0f), t, t)
+		a.andTo(a.constant(0x0f0f0f0f), t, t)
 		a.VPSRLD(operand.U8(2), two, u)
-		a.VPANDD(a.constant(0x30303030), u, u)
-		a.VPORD(u, t, t)
+		a.andTo(a.constant(0x30303030), u, u)
+		a.or(u, t, t)
 		return t
 	}
 	return [2]reg.VecVirtual{low(b[0]), high(b[2], b[0], 0)}, [2]reg.VecVirtual{low(b[1]), high(b[2], b[1], 4)}
@@ -91,15 +123,20 @@ func (a *asm) six(b []reg.VecVirtual) (s, n [2]reg.VecVirtual) {
 
 // unpackNibbles unpacks Q4_K and Q5_K: 32 bytes are the nibbles of two parts,
 // the low ones first. fifths is where fifth bits are, bit i of a byte for part i.
-func unpackNibbles(weights, fifths int) func(*asm, *rows, func(int, int, reg.VecVirtual), func(int, reg.VecVirtual)) (reg.VecVirtual, reg.VecVirtual, []reg.VecVirtual) {
-	return func(a *asm, r *rows, use func(part, g int, v reg.VecVirtual), done func(part int, scale reg.VecVirtual)) (d, m reg.VecVirtual, n []reg.VecVirtual) {
-		head := r.quads(a, 0)
-		d = a.halves(head[0])
-		a.VPSRLD(operand.U8(16), head[0], head[0])
-		m = a.halves(head[0])
-		s, least := a.six(head[1:])
+func unpackNibbles(weights, fifths int) func(*asm, *rows, *unpacked) {
+	return func(a *asm, r *rows, to *unpacked) {
+		words := r.quads(a, 0)
+		d := a.halves(words[0])
+		a.VPSRLD(operand.U8(16), words[0], words[0])
+		m, n := a.halves(words[0]), []reg.VecVirtual{}
+		s, least := a.six(words[1:])
 		for _, v := range least {
 			n = append(n, a.bytesTo(v, [4]uint32{0, 0x80, 1, 0x80}), a.bytesTo(v, [4]uint32{2, 0x80, 3, 0x80}))
+		}
+		to.head(d, m, n)
+		scale := func(part int) { to.scale(part, a.bytesTo(s[part/4], a.scaleOf(uint32(part%4)))) }
+		for part := 0; part < 8 && !to.late; part++ {
+			scale(part)
 		}
 		for c := range 4 {
 			for half := range 2 {
@@ -108,81 +145,96 @@ func unpackNibbles(weights, fifths int) func(*asm, *rows, func(int, int, reg.Vec
 					h = r.quads(a, fifths+16*half)
 				}
 				for g, v := range r.quads(a, weights+32*c+16*half) {
-					high := a.ZMM()
+					high := a.vec()
 					a.VPSRLW(operand.U8(4), v, high)
 					for i, w := range []reg.VecVirtual{v, high} {
-						a.VPANDD(a.constant(0x0f0f0f0f), w, w)
+						a.andTo(a.constant(0x0f0f0f0f), w, w)
 						if h != nil {
-							a.VPORD(a.bitTo4(h[g], 2*c+i), w, w)
+							a.or(a.bitTo4(h[g], 2*c+i), w, w)
 						}
-						use(2*c+i, 4*half+g, w)
+						to.weights(2*c+i, 4*half+g, w)
 					}
 				}
 			}
-			for i := range 2 {
-				part := 2*c + i
-				done(part, a.bytesTo(s[part/4], [4]uint32{uint32(part % 4), 0x80, 0x80, 0x80}))
+			for i := 0; i < 2 && to.late; i++ {
+				scale(2*c + i)
 			}
 		}
-		return d, m, n
 	}
+}
+
+// scaleOf spreads byte b of a word: to a number where a product takes that, and
+// to both halves on AVX2, whose product is of pairs of words.
+func (a *asm) scaleOf(b uint32) [4]uint32 {
+	if a.lanes == 8 {
+		return [4]uint32{b, 0x80, b, 0x80}
+	}
+	return [4]uint32{b, 0x80, 0x80, 0x80}
 }
 
 // bitTo4 is bit b of each byte as its bit 4.
 func (a *asm) bitTo4(v reg.VecVirtual, b int) reg.VecVirtual {
-	t := a.ZMM()
+	t := a.vec()
 	switch {
 	case b < 4:
 		a.VPSLLW(operand.U8(4-b), v, t)
 	default:
 		a.VPSRLW(operand.U8(b-4), v, t)
 	}
-	a.VPANDD(a.constant(0x10101010), t, t)
+	a.andTo(a.constant(0x10101010), t, t)
 	return t
 }
 
 // unpackSixes unpacks Q6_K: of each 128 weights, byte i of 64 has the low bits
 // of weight i in its low half and of weight i+64 in its high half; byte i of 32
 // has two more bits of weights i, i+32, i+64 and i+96.
-func unpackSixes(a *asm, r *rows, use func(part, g int, v reg.VecVirtual), done func(part int, scale reg.VecVirtual)) (d, m reg.VecVirtual, n []reg.VecVirtual) {
+func unpackSixes(a *asm, r *rows, to *unpacked) {
+	v := r.words(a, 206) // d is the last two bytes
+	a.VPSRLD(operand.U8(16), v, v)
+	to.head(a.halves(v), nil, nil)
+	scales := r.quads(a, 192) // signed bytes
+	scale := func(part int) {
+		s := a.vec()
+		a.VPSLLD(operand.U8(24-part%4*8), scales[part/4], s)
+		a.VPSRAD(operand.U8(24), s, s)
+		if a.lanes == 8 { // see scaleOf
+			t := a.vec()
+			a.VPSLLD(operand.U8(16), s, t)
+			a.VPBLENDW(operand.U8(0xaa), t, s, s)
+		}
+		to.scale(part, s)
+	}
+	for part := 0; part < 16 && !to.late; part++ {
+		scale(part)
+	}
 	for half := range 2 {
 		for p := range 2 {
 			h := r.quads(a, 128+32*half+16*p)
 			for second := range 2 { // weights i and i+64, then i+32 and i+96
 				for g, v := range r.quads(a, 64*half+32*second+16*p) {
-					high, two := a.ZMM(), [2]reg.VecVirtual{a.ZMM(), a.ZMM()}
+					high, two := a.vec(), [2]reg.VecVirtual{a.vec(), a.vec()}
 					a.VPSRLW(operand.U8(4), v, high)
 					if second == 0 {
 						a.VPSLLW(operand.U8(4), h[g], two[0])
-						a.VPANDD(a.constant(0x30303030), h[g], two[1])
+						a.andTo(a.constant(0x30303030), h[g], two[1])
 					} else {
 						a.VPSLLW(operand.U8(2), h[g], two[0])
 						a.VPSRLW(operand.U8(2), h[g], two[1])
-						a.VPANDD(a.constant(0x30303030), two[1], two[1])
+						a.andTo(a.constant(0x30303030), two[1], two[1])
 					}
-					a.VPANDD(a.constant(0x30303030), two[0], two[0])
+					a.andTo(a.constant(0x30303030), two[0], two[0])
 					for i, w := range []reg.VecVirtual{v, high} {
-						a.VPANDD(a.constant(0x0f0f0f0f), w, w)
-						a.VPORD(two[i], w, w)
-						use(8*half+p+2*(second+2*i), g, w)
+						a.andTo(a.constant(0x0f0f0f0f), w, w)
+						a.or(two[i], w, w)
+						to.weights(8*half+p+2*(second+2*i), g, w)
 					}
 				}
-				// Scales are signed bytes.
-				for i := range 2 {
-					part := 8*half + p + 2*(second+2*i)
-					s := r.words(a, 192+part/4*4)
-					if up := 24 - part%4*8; up > 0 {
-						a.VPSLLD(operand.U8(up), s, s)
-					}
-					a.VPSRAD(operand.U8(24), s, s)
-					done(part, s)
+				for i := 0; i < 2 && to.late; i++ {
+					scale(8*half + p + 2*(second+2*i))
 				}
 			}
 		}
 	}
-	v := r.words(a, 206) // d is the last two bytes
-	a.VPSRLD(operand.U8(16), v, v)
-	return a.halves(v), nil, nil
 }
 
 func packSuper(a *asm, f *superForm) {
@@ -192,20 +244,29 @@ func packSuper(a *asm, f *superForm) {
 	ahead := r.ahead(a)
 	a.loop("block", n, func() {
 		a.prefetch(f.bytes, ahead)
-		d, m, mins := f.unpack(a, &r,
-			func(part, g int, v reg.VecVirtual) { a.VMOVDQU32(v, at(dst, 64*(part*f.words()+g))) },
-			func(part int, s reg.VecVirtual) { a.VMOVDQU32(s, at(dst, superScale+64*part)) })
-		a.VMOVUPS(d, at(dst, superD))
-		if f.min {
-			a.VMOVUPS(m, at(dst, superM))
-			for i, v := range mins {
-				a.VMOVDQU32(v, at(dst, superMin+64*i))
-			}
-		}
+		f.unpack(a, &r, f.stores(a, dst, 0))
 		r.next(a, f.bytes)
 		a.ADDQ(operand.I32(superBytes), dst)
 	})
 	a.done()
+}
+
+// stores writes what is unpacked to a packedSuper, from byte disp of each of its
+// arrays of 16 rows on.
+func (f *superForm) stores(a *asm, dst reg.Register, disp int) *unpacked {
+	return &unpacked{
+		head: func(d, m reg.VecVirtual, n []reg.VecVirtual) {
+			a.VMOVUPS(d, at(dst, superD+disp))
+			if f.min {
+				a.VMOVUPS(m, at(dst, superM+disp))
+			}
+			for i, v := range n {
+				a.VMOVUPS(v, at(dst, superMin+64*i+disp))
+			}
+		},
+		weights: func(part, g int, v reg.VecVirtual) { a.VMOVUPS(v, at(dst, 64*(part*f.words()+g)+disp)) },
+		scale:   func(part int, v reg.VecVirtual) { a.VMOVUPS(v, at(dst, superScale+64*part+disp)) },
+	}
 }
 
 // vpdpwssd adds to each 32-bit lane of acc the two products of signed words of
@@ -330,8 +391,17 @@ func directSuper(a *asm, f *superForm) {
 		a.prefetch(f.bytes, ahead)
 		isum, acc := a.ZMM(), map[int]reg.VecVirtual{}
 		a.VPXORD(isum, isum, isum)
-		d, m, mins := f.unpack(a, &r,
-			func(part, g int, v reg.VecVirtual) {
+		var d, m reg.VecVirtual
+		var least []operand.Op
+		f.unpack(a, &r, &unpacked{
+			late: true,
+			head: func(scale, min reg.VecVirtual, n []reg.VecVirtual) {
+				d, m = scale, min
+				for _, v := range n {
+					least = append(least, v)
+				}
+			},
+			weights: func(part, g int, v reg.VecVirtual) {
 				s, begun := acc[part]
 				if !begun {
 					s = a.ZMM()
@@ -344,14 +414,11 @@ func directSuper(a *asm, f *superForm) {
 				}
 				a.vpdpbusd(at(x, 16*(part*f.words()+g)), v, s)
 			},
-			func(part int, scale reg.VecVirtual) {
+			scale: func(part int, scale reg.VecVirtual) {
 				a.VPMULLD(scale, acc[part], acc[part])
 				a.VPADDD(acc[part], isum, isum)
-			})
-		var least []operand.Op
-		for _, v := range mins {
-			least = append(least, v)
-		}
+			},
+		})
 		a.addSuper([]reg.VecVirtual{sum}, []reg.VecVirtual{isum}, d, m, least, x)
 		r.next(a, f.bytes)
 		a.ADDQ(operand.I32(inSuperSize), x)
