@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/metronome-serve/metronome/internal/bench"
 	"github.com/metronome-serve/metronome/internal/engine"
@@ -90,7 +91,7 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	}
 	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
 	r, err := b.Run(ctx)
-	return printed(r, err, c.JSON)
+	return printed(ctx, r, err, c.JSON)
 }
 
 type benchTransferCmd struct {
@@ -115,7 +116,7 @@ func (c *benchTransferCmd) Run(ctx context.Context, s *settings) error {
 			"--extent="+strconv.FormatInt(r.Extent, 10), "--size="+strconv.FormatInt(r.Size, 10))
 	}
 	r, err := (&bench.Transfer{Extent: int64(c.Extent), Size: int64(c.Size), Rounds: c.Rounds, Receiver: receiver, Progress: os.Stderr}).Run(ctx)
-	return printed(r, err, c.JSON)
+	return printed(ctx, r, err, c.JSON)
 }
 
 // benchReceiverCmd is the other process of bench transfer.
@@ -150,18 +151,19 @@ func (c *benchLoopCmd) Run(ctx context.Context, s *settings) error {
 		return err
 	}
 	r, err := (&bench.Loop{Running: c.Running, Waiting: append([]int{0}, c.Waiting...), Rounds: c.Rounds, Progress: os.Stderr}).Run(ctx)
-	return printed(r, err, c.JSON)
+	return printed(ctx, r, err, c.JSON)
 }
 
 type benchHTTPCmd struct {
-	URL       string `arg:"" name:"url" help:"URL of a router, a worker, or serve."`
-	Beside    string `help:"URL of another one, measured in turn with the first." placeholder:"URL"`
-	Prompt    int    `help:"Tokens of a prompt; no two prompts are alike." default:"512"`
-	Tokens    int    `help:"Tokens of an answer." default:"64"`
-	Rounds    int    `help:"How often each is measured, one after the other; medians are reported." default:"15"`
-	TokenFile string `help:"File with the bearer token that we present." placeholder:"FILE"`
-	JSON      bool   `help:"Print the result as one JSON object." name:"json"`
-	Config    string `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
+	URL         string        `arg:"" name:"url" help:"URL of a router, a worker, or serve."`
+	Beside      string        `help:"URL of another one, measured in turn with the first." placeholder:"URL"`
+	Prompt      int           `help:"Tokens of a prompt; no two prompts are alike." default:"512"`
+	Tokens      int           `help:"Tokens of an answer." default:"64"`
+	Rounds      int           `help:"How often each is measured, one after the other; medians are reported." default:"15"`
+	IdleTimeout time.Duration `help:"Longest silence of a server, that before its first byte too." default:"60s"`
+	TokenFile   string        `help:"File with the bearer token that we present." placeholder:"FILE"`
+	JSON        bool          `help:"Print the result as one JSON object." name:"json"`
+	Config      string        `help:"YAML file with settings, one for each flag." placeholder:"FILE"`
 }
 
 // Run measures one server, or two.
@@ -169,30 +171,39 @@ func (c *benchHTTPCmd) Run(ctx context.Context, s *settings) error {
 	if err := s.unknown(); err != nil {
 		return err
 	}
+	if c.IdleTimeout <= 0 {
+		return usagef("--idle-timeout is %v; it must be more than zero", c.IdleTimeout)
+	}
 	token, err := callersToken(c.TokenFile)
 	if err != nil {
 		return err
 	}
-	b := &bench.HTTP{URLs: []string{c.URL}, Token: token, Prompt: c.Prompt, Tokens: c.Tokens, Rounds: c.Rounds, Progress: os.Stderr}
+	b := &bench.HTTP{URLs: []string{c.URL}, Token: token, Prompt: c.Prompt, Tokens: c.Tokens, Rounds: c.Rounds, Silence: c.IdleTimeout, Progress: os.Stderr}
 	if c.Beside != "" {
 		b.URLs = append(b.URLs, c.Beside)
 	}
 	r, err := b.Run(ctx)
-	return printed(r, err, c.JSON)
+	return printed(ctx, r, err, c.JSON)
 }
 
-// printed prints what was measured, or says why nothing was.
-func printed(r interface {
+// printed prints what was measured, and says why it is not all.
+func printed[R interface {
+	comparable
 	JSON(io.Writer) error
 	Text(io.Writer) error
-}, err error, asJSON bool) error {
-	switch {
-	case err != nil:
-		return unfit(err)
-	case asJSON:
-		return r.JSON(os.Stdout)
+}](ctx context.Context, r R, err error, asJSON bool) error {
+	var nothing R
+	print := r.Text
+	if asJSON {
+		print = r.JSON
 	}
-	return r.Text(os.Stdout)
+	if r != nothing {
+		err = errors.Join(err, print(os.Stdout))
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // whatever it broke off
+	}
+	return unfit(err)
 }
 
 // unfit makes what was asked and cannot be measured the caller's mistake.

@@ -99,7 +99,7 @@ func (c *explainCmd) ask(ctx context.Context, base *url.URL, token string) ([]by
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("the router does not answer: %v", errors.Unwrap(err))
+		return nil, fmt.Errorf("the router does not answer: %w", errors.Unwrap(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, explainMost))

@@ -89,7 +89,11 @@ func run(args []string) int {
 	ctx, stop := stopSignals()
 	defer stop()
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	return report(args, parsed.Run(set))
+	err = parsed.Run(set)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
+	}
+	return report(args, err)
 }
 
 const description = "Metronome serves large language models with prefill and decode on separate workers, and its decode loop never waits for the network."

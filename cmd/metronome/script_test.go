@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/*.txtar: what a person sees of commands that need
 // no fleet. $INDEX is a package index whose wheel is wrong; $ROUTER a router that
-// knows one request; $SMOLLM2 is the real model, if it was pulled.
+// knows one request; $HUNG a server that never answers; $SMOLLM2 is the real model, if it was pulled.
 func TestScripts(t *testing.T) {
 	lies := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m := known.Models[0]
@@ -38,6 +39,11 @@ func TestScripts(t *testing.T) {
 		}
 	}))
 	t.Cleanup(lies.Close)
+	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}))
+	t.Cleanup(hung.Close)
 	router := stubRouter(t)
 	smol := ""
 	if dir, err := known.Dir(); err == nil && known.Models[0].Here(dir) {
@@ -55,6 +61,7 @@ func TestScripts(t *testing.T) {
 			}
 			e.Setenv("INDEX", lies.URL+"/simple")
 			e.Setenv("ROUTER", router)
+			e.Setenv("HUNG", hung.URL)
 			e.Setenv("SMOLLM2", smol)
 			e.Setenv("SHA", known.Models[0].SHA256)
 			e.Setenv("REPO", repo)

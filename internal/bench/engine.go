@@ -88,6 +88,12 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 	}
 	var stream, weights, ops []float64
 	prefill, decode := map[int][]float64{}, map[int][]float64{}
+	whole := 0
+	defer func() {
+		if whole < b.Rounds {
+			fmt.Fprintln(b.Progress) // the line that was begun
+		}
+	}()
 	for round := range b.Rounds {
 		stream, ops = append(stream, r.machine.stream()), append(ops, r.machine.int8())
 		weights = append(weights, r.machine.reading(r.weights))
@@ -110,6 +116,7 @@ func (b *Engine) Run(ctx context.Context) (*EngineReport, error) {
 			fmt.Fprintf(b.Progress, " decode %d %.0f,", n, x)
 		}
 		fmt.Fprintln(b.Progress, " tokens/s")
+		whole++
 	}
 	rep := &EngineReport{Model: b.Name, Context: b.Context, Rounds: b.Rounds, Prefill: rates(prefill), Decode: rates(decode),
 		Machine: Machine{processor(), r.machine.threads, engine.Kernels(), rate(stream).Median, rate(weights).Median, rate(ops).Median},

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,7 @@ type HTTP struct {
 	Prompt   int      // tokens of a prompt; no two prompts are alike
 	Tokens   int      // of an answer
 	Rounds   int
+	Silence  time.Duration // a server from which nothing comes for so long has failed, before its first byte too; 0: 60 s
 	Progress io.Writer
 }
 
@@ -42,48 +44,78 @@ type HTTPReport struct {
 const (
 	mostPrompt  = 1 << 20
 	mostAnswer  = 1 << 20
-	answerWait  = 10 * time.Minute
-	mostOfEvent = 16 << 20 // bytes of a stream's line: text and ids so far
-	someIDs     = 200      // prompts are made of the ids below: every vocabulary has them
+	answerWait  = 10 * time.Minute // for the whole of one
+	usualWait   = 60 * time.Second // for the next byte of it
+	mostOfEvent = 16 << 20         // bytes of a stream's line: text and ids so far
+	someIDs     = 200              // prompts are made of the ids below: every vocabulary has them
 )
 
 // Run sends one request after the other: the machine shall be idle beside it.
+// After an error the report, if there is one, is of the rounds that were whole.
 func (b *HTTP) Run(ctx context.Context) (*HTTPReport, error) {
 	if err := b.fit(); err != nil {
 		return nil, &UnfitError{err}
 	}
-	n := len(b.URLs)
-	ttft, itl := make([][]float64, n), make([][]float64, n)
-	var first, gap []float64
+	var rounds [][]answered
 	for round := range b.Rounds + 1 {
-		for k := range n {
-			i := (k + round) % n // each goes first in turn
-			f, g, err := b.ask(ctx, b.URLs[i])
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", b.URLs[i], err)
-			}
-			if round > 0 { // the first warms up: connections, links, memory
-				ttft[i], itl[i] = append(ttft[i], f), append(itl[i], g)
-			}
+		got, err := b.round(ctx, round)
+		if err != nil {
+			return b.report(rounds), err
 		}
-		if round > 0 {
-			fmt.Fprintf(b.Progress, "round %d of %d: first token after %.1f ms, then one each %.2f ms", round, b.Rounds, ttft[0][round-1], itl[0][round-1])
-			if n == 2 {
-				fmt.Fprintf(b.Progress, "; beside it %.1f ms, %.2f ms", ttft[1][round-1], itl[1][round-1])
-				first, gap = append(first, ttft[0][round-1]/ttft[1][round-1]), append(gap, itl[0][round-1]/itl[1][round-1])
-			}
-			fmt.Fprintln(b.Progress)
+		if round == 0 {
+			continue // it warms up: connections, links, memory
+		}
+		rounds = append(rounds, got)
+		fmt.Fprintf(b.Progress, "round %d of %d: first token after %.1f ms, then one each %.2f ms", round, b.Rounds, got[0].first, got[0].gap)
+		if len(got) == 2 {
+			fmt.Fprintf(b.Progress, "; beside it %.1f ms, %.2f ms", got[1].first, got[1].gap)
+		}
+		fmt.Fprintln(b.Progress)
+	}
+	return b.report(rounds), nil
+}
+
+// answered is what one answer took, in ms: to the first token, and between
+// those after it.
+type answered struct{ first, gap float64 }
+
+// round asks every server once, by URL; each goes first in turn.
+func (b *HTTP) round(ctx context.Context, round int) ([]answered, error) {
+	n := len(b.URLs)
+	got := make([]answered, n)
+	for k := range n {
+		i := (k + round) % n
+		var err error
+		if got[i], err = b.ask(ctx, b.URLs[i]); err != nil {
+			return nil, fmt.Errorf("%s: %w", b.URLs[i], err)
 		}
 	}
-	r := &HTTPReport{URLs: b.URLs, Prompt: b.Prompt, Tokens: b.Tokens, Rounds: b.Rounds}
-	for i := range n {
-		r.TTFT, r.ITL = append(r.TTFT, rate(ttft[i])), append(r.ITL, rate(itl[i]))
+	return got, nil
+}
+
+// report sums up so many rounds, nil without any.
+func (b *HTTP) report(rounds [][]answered) *HTTPReport {
+	if len(rounds) == 0 {
+		return nil
 	}
-	if n == 2 {
-		f, g := rate(first), rate(gap)
+	of := func(value func(round []answered) float64) Rate {
+		var all []float64
+		for _, round := range rounds {
+			all = append(all, value(round))
+		}
+		return rate(all)
+	}
+	r := &HTTPReport{URLs: b.URLs, Prompt: b.Prompt, Tokens: b.Tokens, Rounds: len(rounds)}
+	for i := range b.URLs {
+		r.TTFT = append(r.TTFT, of(func(round []answered) float64 { return round[i].first }))
+		r.ITL = append(r.ITL, of(func(round []answered) float64 { return round[i].gap }))
+	}
+	if len(b.URLs) == 2 {
+		f := of(func(round []answered) float64 { return round[0].first / round[1].first })
+		g := of(func(round []answered) float64 { return round[0].gap / round[1].gap })
 		r.TTFTRatio, r.ITLRatio = &f, &g
 	}
-	return r, nil
+	return r
 }
 
 func (b *HTTP) fit() error {
@@ -99,11 +131,29 @@ func (b *HTTP) fit() error {
 	return nil
 }
 
-// ask has one prompt answered. It gives the time to the first token and the
-// mean gap between those after it, in ms.
-func (b *HTTP) ask(ctx context.Context, base string) (first, gap float64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWait)
+// ask has one prompt answered.
+func (b *HTTP) ask(ctx context.Context, base string) (answered, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerWait, fmt.Errorf("the answer was not whole after %v", answerWait))
 	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	wait := cmp.Or(b.Silence, usualWait)
+	watch := time.AfterFunc(wait, func() { end(fmt.Errorf("nothing came for %v", wait)) })
+	defer watch.Stop()
+	began := time.Now()
+	first, last, err := b.stream(ctx, base, func() { watch.Reset(wait) })
+	if ctx.Err() != nil {
+		err = context.Cause(ctx) // not what it broke off
+	}
+	if err != nil {
+		return answered{}, err
+	}
+	return answered{first.Sub(began).Seconds() * 1e3, last.Sub(first).Seconds() * 1e3 / float64(b.Tokens-1)}, nil
+}
+
+// stream sends one request and reads its answer; heard is called whenever
+// something has come. It gives the times of the first and the last token.
+func (b *HTTP) stream(ctx context.Context, base string, heard func()) (first, last time.Time, err error) {
 	ids := make([]int, b.Prompt)
 	for i := range ids {
 		ids[i] = rand.IntN(someIDs)
@@ -111,31 +161,40 @@ func (b *HTTP) ask(ctx context.Context, base string) (first, gap float64, err er
 	body, err := json.Marshal(map[string]any{"input_ids": ids, "stream": true,
 		"sampling_params": map[string]any{"max_new_tokens": b.Tokens, "temperature": 0, "ignore_eos": true}})
 	if err != nil {
-		return 0, 0, err
+		return first, last, err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimRight(base, "/")+"/generate", bytes.NewReader(body))
 	if err != nil {
-		return 0, 0, err
+		return first, last, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if b.Token != "" {
 		req.Header.Set("Authorization", "Bearer "+b.Token)
 	}
-	began := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return 0, 0, err
+		return first, last, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		return 0, 0, fmt.Errorf("status %d: %s", resp.StatusCode, text)
+		return first, last, fmt.Errorf("status %d: %s", resp.StatusCode, text)
 	}
-	at, last, err := b.events(resp.Body)
-	if err != nil {
-		return 0, 0, err
+	return b.events(hearing{resp.Body, heard})
+}
+
+// hearing calls heard after each read that brings something.
+type hearing struct {
+	io.Reader
+	heard func()
+}
+
+func (h hearing) Read(b []byte) (int, error) {
+	n, err := h.Reader.Read(b)
+	if n > 0 {
+		h.heard()
 	}
-	return at.Sub(began).Seconds() * 1e3, last.Sub(at).Seconds() * 1e3 / float64(b.Tokens-1), nil
+	return n, err
 }
 
 // events reads a stream to its end. It gives the times of the first and the last token.

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // answers is a server that streams so many tokens, or what it is told to.
@@ -103,6 +106,50 @@ func TestHTTPTakesNoHalfAnswer(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+		s.Close()
+	}
+}
+
+// A server that falls silent is named, before its first byte and after, and an
+// interrupt ends the wait; what was measured before is told in both cases.
+func TestHTTPEndsTheWait(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		text      string // what comes before the silence
+		interrupt bool
+	}{
+		{"no byte", "", false},
+		{"half an answer", "data: {}\n\n", false},
+		{"interrupted", "", true},
+	} {
+		a := &answers{order: new([]*answers)}
+		ctx, interrupt := context.WithCancel(t.Context())
+		asked := 0
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if asked++; asked <= 3 { // one to warm up, two that count
+				a.ServeHTTP(w, r)
+				return
+			}
+			io.Copy(io.Discard, r.Body)
+			io.WriteString(w, c.text)
+			w.(http.Flusher).Flush()
+			if c.interrupt {
+				interrupt()
+			}
+			<-r.Context().Done()
+		}))
+		m := &HTTP{URLs: []string{s.URL}, Token: "secret", Prompt: 4, Tokens: 3, Rounds: 9, Silence: 100 * time.Millisecond, Progress: io.Discard}
+		if c.interrupt {
+			m.Silence = time.Hour
+		}
+		r, err := m.Run(ctx)
+		if r == nil || r.Rounds != 2 {
+			t.Errorf("%s: the report is %+v, not of two rounds", c.name, r)
+		}
+		if c.interrupt && !errors.Is(err, context.Canceled) || !c.interrupt && (err == nil || err.Error() != s.URL+": nothing came for 100ms") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		interrupt()
 		s.Close()
 	}
 }

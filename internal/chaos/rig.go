@@ -116,11 +116,11 @@ func (r *Rig) Fail(ctx context.Context, args ...string) (code int, stderr string
 	return p.cmd.ProcessState.ExitCode(), p.Log(), nil
 }
 
-func (r *Rig) spawn(args []string) (*Proc, error) {
+func (r *Rig) spawn(args []string, env ...string) (*Proc, error) {
 	line := append(append(append([]string{}, r.Wrap...), r.Binary), args...)
 	p := &Proc{Args: args, cmd: exec.Command(line[0], line[1:]...), done: make(chan struct{})}
 	p.cmd.Stderr = &p.log
-	p.cmd.Env, p.cmd.Dir = environ(), r.Dir
+	p.cmd.Env, p.cmd.Dir = append(environ(), env...), r.Dir
 	stdout, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
