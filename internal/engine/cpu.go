@@ -3,7 +3,6 @@ package engine
 import (
 	"crypto/sha256"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 
@@ -62,18 +61,6 @@ type place struct {
 	at  int // index into row.Tokens
 }
 
-// span is one tile of attention: up to queryTile neighbouring tokens of a row
-// and one KV head with all its query heads. It is over all positions that they
-// see, or over some blocks of one token's, see split.
-type span struct {
-	first, n, head int
-	from, to       int // positions
-	part           int // where the first block's part is; -1: all positions are here
-}
-
-// fold is a token and head whose blocks are in the spans of several tiles.
-type fold struct{ token, head, part, blocks int }
-
 // wanted is a token whose logits are needed: to draw, or to score a target.
 type wanted struct {
 	token, row int
@@ -82,10 +69,7 @@ type wanted struct {
 }
 
 const (
-	queryTile = 32 // tokens that share what is read of K and V
-	headTile  = 32 // tokens that share one pass over the output matrix
-	tokenTile = 16 * kernels.Group
-	spanLeast = 2 * kernels.Span // positions of a token's attention that a tile has at least
+	headTile = 32 // tokens that share one pass over the output matrix
 )
 
 // local is the memory of one thread.
@@ -256,36 +240,6 @@ func (e *CPU) begin() {
 	e.norm.N, e.att.N, e.ff.N = n, n, n
 }
 
-// split divides attention of few tokens over long contexts: tiles of some blocks
-// each, which leave every block's part, and a fold of those in index order, as
-// one tile would do it: the bits are the same.
-func (e *CPU) split() {
-	e.folds = e.folds[:0]
-	whole, want := len(e.spans), tilesEach*e.cfg.Threads
-	if whole >= want || e.cfg.Threads == 1 {
-		return
-	}
-	pieces, used := (want+whole-1)/max(whole, 1), 0
-	for i := range whole {
-		s := &e.spans[i]
-		blocks := (s.to + kernels.Span - 1) / kernels.Span
-		step := max(spanLeast, (blocks+pieces-1)/pieces*kernels.Span)
-		if s.n > 1 || s.to <= step || (used+blocks)*e.group() > len(e.states) {
-			continue
-		}
-		end := s.to
-		e.folds = append(e.folds, fold{s.first, s.head, used, blocks})
-		s.part, s.to = used, step
-		for from := step; from < end; from += step {
-			e.spans = append(e.spans, span{s.first, 1, s.head, from, min(from+step, end), used + from/kernels.Span})
-		}
-		used += blocks
-	}
-}
-
-// group is the number of query heads that share a KV head.
-func (e *CPU) group() int { return e.w.hyper.Heads / e.w.hyper.KVHeads }
-
 // each calls a phase for groups of kernels.Group tokens, as Input.Prepare wants them.
 func (e *CPU) each(n int, phase func(tile, worker int)) {
 	e.crew.run((n+kernels.Group-1)/kernels.Group, phase)
@@ -360,83 +314,6 @@ func (e *CPU) extent(page kv.Page, head int) []byte {
 	return e.arenas[head/n].Extent(e.layer, page, head%n, 1)
 }
 
-// attendTile is attention of one span: each block of positions is read once for
-// all the span's queries, which are gathered for that, a token's heads first.
-func (e *CPU) attendTile(tile, worker int) {
-	s, l := e.spans[tile], e.locals[worker]
-	dim, group := e.w.hyper.HeadDim, e.group()
-	row, at := e.tokens[s.first].row, e.tokens[s.first].row.Start+e.tokens[s.first].at
-	scale := 1 / float32(math.Sqrt(float64(dim)))
-	n := group * dim // a token's heads in its vector
-	for i := range s.n {
-		copy(l.q[i*n:(i+1)*n], e.of(e.q, s.first+i)[s.head*n:])
-	}
-	states, out := l.states[:s.n*group], l.out[:s.n*n]
-	for from := s.from; from < s.to; from += kernels.Span {
-		e.gather(l, row.Pages, s.head, from, min(kernels.Span, s.to-from))
-		i := max(0, from-at)
-		seen := l.seen[:0]
-		for t := i; t < s.n; t++ { // up to their own position
-			for range group {
-				seen = append(seen, min(at+t+1-from, kernels.Span))
-			}
-		}
-		if s.part >= 0 {
-			states, out = e.blockPart(s.part + (from-s.from)/kernels.Span)
-		}
-		l.attention.Block(e.dtype, states[i*group:], out[i*n:], l.q[i*n:s.n*n], l.runs, seen, scale, from == 0 || s.part >= 0)
-	}
-	if s.part >= 0 {
-		return
-	}
-	for i := range s.n {
-		e.attended(s.first+i, s.head, l.states[i*group:(i+1)*group], l.out[i*n:(i+1)*n])
-	}
-}
-
-// blockPart is a block's state and result in split attention.
-func (e *CPU) blockPart(i int) ([]kernels.State, []float32) {
-	group := e.group()
-	n := group * e.w.hyper.HeadDim
-	return e.states[i*group : (i+1)*group], e.parts[i*n : (i+1)*n]
-}
-
-// foldTile merges the blocks of split attention into the first one.
-func (e *CPU) foldTile(tile, _ int) {
-	f, dim := e.folds[tile], e.w.hyper.HeadDim
-	states, out := e.blockPart(f.part)
-	for i := 1; i < f.blocks; i++ {
-		more, part := e.blockPart(f.part + i)
-		for g := range states {
-			states[g].Merge(out[g*dim:(g+1)*dim], more[g], part[g*dim:(g+1)*dim])
-		}
-	}
-	e.attended(f.token, f.head, states, out)
-}
-
-// attended puts the result of a token's heads where the output product finds it.
-func (e *CPU) attended(token, head int, states []kernels.State, from []float32) {
-	dim := e.w.hyper.HeadDim
-	out := e.att.Row(token)[head*len(from) : (head+1)*len(from)]
-	copy(out, from)
-	for g := range states {
-		states[g].Finish(out[g*dim : (g+1)*dim])
-	}
-}
-
-// gather lists where K and V of n positions of one head lie, page by page.
-func (e *CPU) gather(l *local, pages []kv.Page, head, from, n int) {
-	size, row := e.cfg.PageSize, e.dtype.RowBytes(e.w.hyper.HeadDim)
-	l.runs = l.runs[:0]
-	for i := 0; i < n; {
-		slot := (from + i) % size
-		run := min(n-i, size-slot)
-		src := e.extent(pages[(from+i)/size], head)
-		l.runs = append(l.runs, kernels.Run{N: run, K: src[slot*row : size*row], V: src[(size+slot)*row:]})
-		i += run
-	}
-}
-
 func (e *CPU) leaveTile(tile, _ int) { e.att.Prepare(e.some(tile)) }
 
 // middleTile takes in attention, and norms for the feed-forward part.
@@ -500,59 +377,4 @@ func (e *CPU) useTile(i, worker int) {
 	if e.failed[i] == nil && w.draw {
 		e.locals[worker].sampler.draw(logits, r)
 	}
-}
-
-// product is y = m x for all tokens, one row of m.Rows values a token.
-type product struct {
-	m *kernels.Matrix
-	y []float32
-}
-
-// job is the products that are being computed, cut into tiles: all row tiles
-// of one stretch of tokens, then of the next, whose inputs stay in the cache.
-type job struct {
-	x       *kernels.Input
-	p       [3]product
-	rows    int    // of a tile
-	ends    [3]int // row tiles of the products, cumulated
-	perTurn int    // row tiles of all products
-}
-
-// mul computes products of one input.
-func (e *CPU) mul(x *kernels.Input, products ...product) {
-	j := &e.job
-	*j = job{x: x}
-	n, rows := min(x.N, tokenTile), 0
-	for _, p := range products {
-		rows += p.m.Rows
-	}
-	j.rows = max(min(tileWork/(n*x.Cols), rows/(tilesEach*e.cfg.Threads))/16*16, 16)
-	for i, p := range products {
-		j.p[i] = p
-		j.perTurn += (p.m.Rows + j.rows - 1) / j.rows
-		j.ends[i] = j.perTurn
-	}
-	e.crew.run((x.N+tokenTile-1)/tokenTile*j.perTurn, e.phases.mul)
-}
-
-// tileWork is how many products a tile should have: with one input about 4 µs of
-// reading memory, long next to the handing out of a tile, short next to a phase. Of a small
-// phase, a thread has tilesEach at least, so that none waits long for the last. Rows come in
-// sixteens: 16 outputs are one cache line, which threads should not share.
-const (
-	tileWork  = 1 << 17
-	tilesEach = 5
-)
-
-func (e *CPU) mulTile(tile, worker int) {
-	j := &e.job
-	t0 := tile / j.perTurn * tokenTile
-	tile %= j.perTurn
-	i, first := 0, 0
-	for tile >= j.ends[i] {
-		first = j.ends[i]
-		i++
-	}
-	m, r0 := j.p[i].m, (tile-first)*j.rows
-	m.Mul(j.p[i].y, m.Rows, j.x, t0, min(t0+tokenTile, j.x.N), r0, min(r0+j.rows, m.Rows), e.locals[worker].mul)
 }
