@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 
 	"github.com/metronome-serve/metronome/internal/engine/kernels"
 	"github.com/metronome-serve/metronome/internal/kv"
@@ -157,10 +156,6 @@ type Config struct {
 	MaxBatchTokens int    // tokens of all rows of one batch; 0: 576
 	Precision      string // "native": quantised products; "f32": weights dequantised, f32 activations; "" is native
 }
-
-// Cores is how many CPUs the process may use as it starts, quotas of its control
-// group counted in: with more threads than that, one would stand still.
-var Cores = runtime.GOMAXPROCS(0)
 
 // Defaults and bounds of Config.
 const (
