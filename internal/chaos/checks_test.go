@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -120,7 +121,7 @@ func (use idleUse) regained(t *testing.T, procs ...*Proc) {
 
 // busy says what a process still holds, or "".
 func (use idleUse) busy(t *testing.T, p *Proc) string {
-	m, why := held(p.HTTP)
+	m, why := part{p.HTTP, Client}.held()
 	if why != "" {
 		return fmt.Sprintf("%s pid %d: %s", p.Role, p.PID(), why)
 	}
@@ -138,10 +139,10 @@ func (use idleUse) busy(t *testing.T, p *Proc) string {
 }
 
 // held gives the metrics of a part, and what of requests it still holds, or "".
-func held(base string) (m map[string]float64, why string) {
+func (p part) held() (m map[string]float64, why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	m, err := Metrics(ctx, base)
+	m, err := MetricsWith(ctx, p.client, p.base)
 	if err != nil {
 		return nil, err.Error()
 	}
@@ -177,7 +178,7 @@ func trueOrError(t *testing.T, a, want *Answer) {
 func heals(t *testing.T, when, base string, n int) {
 	t.Helper()
 	for end := time.Now().Add(healWait); ; <-time.After(50 * time.Millisecond) {
-		failed := works(base, n)
+		failed := part{base, Client}.works(n)
 		if failed == nil {
 			return
 		}
@@ -189,10 +190,10 @@ func heals(t *testing.T, when, base string, n int) {
 }
 
 // works says why the last of n requests that failed did.
-func works(base string, n int) (failed error) {
+func (p part) works(n int) (failed error) {
 	for range n {
 		ctx, cancel := context.WithTimeout(context.Background(), healWait)
-		a, err := Generate(ctx, base, map[string]any{"text": "heal", "sampling_params": map[string]any{"max_new_tokens": 2}})
+		a, err := GenerateWith(ctx, p.client, p.base, map[string]any{"text": "heal", "sampling_params": map[string]any{"max_new_tokens": 2}})
 		cancel()
 		if err != nil {
 			failed = err
@@ -205,15 +206,54 @@ func works(base string, n int) (failed error) {
 
 // endsWell (I3, I5) is the end of every test, whatever it broke: what was
 // stopped runs on, no part that lives holds anything, and a router that finds
-// all its workers ready answers. Processes in other networks are out of reach.
+// all its workers ready answers.
 func (r *Rig) endsWell(t *testing.T) {
-	if t.Failed() || t.Skipped() || len(r.Wrap) > 0 {
+	if t.Failed() || t.Skipped() {
 		return
 	}
+	var parts, routers []part
+	for _, h := range append(r.hosts, r) {
+		p, q := h.living()
+		parts, routers = append(parts, p...), append(routers, q...)
+	}
+	end := time.Now().Add(idleWait)
+	for _, p := range parts {
+		for _, why := p.held(); why != ""; _, why = p.held() {
+			if time.Now().After(end) {
+				t.Errorf("at the end of the test, after %v: %s: %s", idleWait, p.base, why)
+				break
+			}
+			<-time.After(20 * time.Millisecond)
+		}
+	}
+	for _, p := range routers {
+		for p.allReady() { // it may have to learn first that stand-ins for workers are gone
+			why := p.works(1)
+			if why == nil {
+				break
+			}
+			if time.Now().After(end.Add(healWait)) {
+				t.Errorf("at the end of the test: %s: every worker is ready, and requests fail: %v", p.base, why)
+				break
+			}
+			<-time.After(50 * time.Millisecond)
+		}
+	}
+}
+
+// part is a process that serves HTTP, and how it is reached.
+type part struct {
+	base   string
+	client *http.Client
+}
+
+// living are the parts that run, after those that were stopped run on, and those
+// of them that are routers.
+func (r *Rig) living() (parts, routers []part) {
 	r.mu.Lock()
 	procs := slices.Clone(r.procs)
 	r.mu.Unlock()
-	var parts, routers []string
+	of := func(base string) part { return part{base, r.client()} }
 	for _, p := range procs {
 		select {
 		case <-p.done:
@@ -223,47 +263,25 @@ func (r *Rig) endsWell(t *testing.T) {
 		}
 		switch p.Role {
 		case "": // up: some of its children may have been killed
-			parts, routers = append(parts, p.Router), append(routers, p.Router)
+			parts, routers = append(parts, of(p.Router)), append(routers, of(p.Router))
 			for _, m := range slices.Concat(p.Prefill, p.Decode) {
-				if _, why := held(m.HTTP); !strings.Contains(why, "refused") {
-					parts = append(parts, m.HTTP)
+				if _, why := of(m.HTTP).held(); !strings.Contains(why, "refused") {
+					parts = append(parts, of(m.HTTP))
 				}
 			}
 		case "router":
-			parts, routers = append(parts, p.HTTP), append(routers, p.HTTP)
+			parts, routers = append(parts, of(p.HTTP)), append(routers, of(p.HTTP))
 		case "registry": // it has no requests
 		default:
-			parts = append(parts, p.HTTP)
+			parts = append(parts, of(p.HTTP))
 		}
 	}
-	end := time.Now().Add(idleWait)
-	for _, base := range parts {
-		for _, why := held(base); why != ""; _, why = held(base) {
-			if time.Now().After(end) {
-				t.Errorf("at the end of the test, after %v: %s: %s", idleWait, base, why)
-				break
-			}
-			<-time.After(20 * time.Millisecond)
-		}
-	}
-	for _, base := range routers {
-		for allReady(base) { // it may have to learn first that stand-ins for workers are gone
-			why := works(base, 1)
-			if why == nil {
-				break
-			}
-			if time.Now().After(end.Add(healWait)) {
-				t.Errorf("at the end of the test: %s: every worker is ready, and requests fail: %v", base, why)
-				break
-			}
-			<-time.After(50 * time.Millisecond)
-		}
-	}
+	return parts, routers
 }
 
 // allReady: the router has workers of both roles, and no word against any.
-func allReady(router string) bool {
-	m, _ := held(router)
+func (p part) allReady() bool {
+	m, _ := p.held()
 	for name, n := range m {
 		if strings.HasPrefix(name, "metronome_workers{") && n > 0 && !strings.Contains(name, `state="ready"`) {
 			return false

@@ -180,15 +180,23 @@ func Stream(ctx context.Context, base string, body map[string]any, each func(n i
 
 // Metrics reads /metrics of a process: name with labels → value.
 func Metrics(ctx context.Context, base string) (map[string]float64, error) {
+	return MetricsWith(ctx, Client, base)
+}
+
+// MetricsWith is Metrics through a client of another host.
+func MetricsWith(ctx context.Context, client *http.Client, base string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", base+"/metrics", nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := Client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s/metrics: status %d", base, resp.StatusCode)
+	}
 	out := map[string]float64{}
 	in := bufio.NewScanner(resp.Body)
 	for in.Scan() {

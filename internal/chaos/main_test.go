@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,15 +45,37 @@ func newRig(t *testing.T) *Rig {
 	t.Cleanup(func() {
 		r.endsWell(t)
 		if t.Failed() {
-			r.mu.Lock()
-			for _, p := range r.procs {
-				t.Logf("log of %v (pid %d):\n%s", p.Args, p.PID(), tail(p.Log(), 4000))
+			for _, h := range append(r.hosts, r) {
+				h.logs(t)
 			}
-			r.mu.Unlock()
 		}
 		r.Close()
 	})
 	return r
+}
+
+func (r *Rig) logs(t *testing.T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.procs {
+		t.Logf("log of %v (pid %d):\n%s", p.Args, p.PID(), tail(p.Log(), 4000))
+	}
+}
+
+// present makes all that the rig asks carry a token.
+func (r *Rig) present(token string) {
+	r.Client = &http.Client{Transport: bearer{token, r.client().Transport}}
+}
+
+type bearer struct {
+	token string
+	http.RoundTripper
+}
+
+func (b bearer) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Header.Set("Authorization", "Bearer "+b.token)
+	return b.RoundTripper.RoundTrip(req)
 }
 
 func tail(s string, n int) string {

@@ -68,10 +68,11 @@ func (n *testNet) vanish(host int) {
 	n.run("ip", "netns", "exec", n.name(host), "nft", "add table inet gone; add chain inet gone in { type filter hook input priority 0; policy drop; }; add chain inet gone out { type filter hook output priority 0; policy drop; }")
 }
 
-// on is a rig whose processes run on a host.
+// on is a rig whose processes run on a host. They end with those of r, which is
+// to be newer than the network.
 func (n *testNet) on(r *Rig, host int) *Rig {
-	h := newRig(n.t)
-	h.Binary, h.Wrap = r.Binary, []string{"ip", "netns", "exec", n.name(host)}
+	h := &Rig{Binary: r.Binary, Wrap: []string{"ip", "netns", "exec", n.name(host)}, Client: n.client(host)}
+	r.hosts = append(r.hosts, h)
 	return h
 }
 
@@ -145,7 +146,8 @@ func TestTwoMachines(t *testing.T) {
 	if err := os.Symlink(model, filepath.Join(dir, "model.gguf")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "token"), []byte("a-secret-of-two-machines\n"), 0o600); err != nil {
+	const token = "a-secret-of-two-machines"
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	base := newRig(t)
@@ -153,6 +155,7 @@ func TestTwoMachines(t *testing.T) {
 		for _, cmd := range commands[host] {
 			r := n.on(base, host)
 			r.Dir = dir
+			r.present(token)
 			r.start(t, strings.Fields(cmd)...)
 		}
 	}

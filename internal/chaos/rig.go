@@ -8,11 +8,13 @@ package chaos
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -31,10 +33,15 @@ type Rig struct {
 	Wrap []string
 	// Dir is the directory that processes start in; empty: ours.
 	Dir string
+	// Client is how the processes are reached; nil: Client.
+	Client *http.Client
 
+	hosts []*Rig // of other networks, which end with this one
 	mu    sync.Mutex
 	procs []*Proc
 }
+
+func (r *Rig) client() *http.Client { return cmp.Or(r.Client, Client) }
 
 // Proc is one running Metronome process.
 type Proc struct {
@@ -220,6 +227,9 @@ func (r *Rig) Close() error {
 	r.procs = nil
 	r.mu.Unlock()
 	var errs []error
+	for _, h := range r.hosts {
+		errs = append(errs, h.Close())
+	}
 	for i := len(procs) - 1; i >= 0; i-- {
 		errs = append(errs, procs[i].end())
 	}
