@@ -18,7 +18,7 @@ func currentCPU() int32 {
 
 // leaveCPUs moves the calling thread to a CPU that it may use and none of those
 // threads is on. Where there are more threads than CPUs it stays, since a move to
-// another taken one costs both and helps nobody. Nothing is bound afterwards.
+// another taken one costs both and helps nobody. It is bound to none.
 func leaveCPUs(of []share) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -36,7 +36,19 @@ func leaveCPUs(of []share) {
 		return
 	}
 	if unix.SchedSetaffinity(0, &spare) == nil {
-		unix.SchedSetaffinity(0, &all)
+		release(&all)
+	}
+}
+
+// release lets the calling thread use the CPUs that it might use before. It asks
+// for every one and gets what its control group has, and what that is given later:
+// those of before, once asked for, would be all for ever. Only if this is more
+// than before, as under taskset, it asks for those.
+func release(before *unix.CPUSet) {
+	var every, got unix.CPUSet
+	every.Fill()
+	if unix.SchedSetaffinity(0, &every) != nil || unix.SchedGetaffinity(0, &got) != nil || got != *before {
+		unix.SchedSetaffinity(0, before)
 	}
 }
 

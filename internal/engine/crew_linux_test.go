@@ -1,8 +1,14 @@
 package engine
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -28,6 +34,88 @@ func TestLeavingACPUBindsToNone(t *testing.T) {
 	}
 	if !moved && before.Count() > 1 {
 		t.Error("20 times it was still there")
+	}
+}
+
+// A thread that may use some CPUs only, as under taskset, may use those afterwards.
+func TestLeavingACPUKeepsTheOthersOut(t *testing.T) {
+	all := allowed(t)
+	if all.Count() < 2 {
+		t.Skip("one CPU")
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		few := all
+		few.Clear(int(currentCPU()))
+		if err := unix.SchedSetaffinity(0, &few); err != nil {
+			t.Error(err)
+			return
+		}
+		release(&few)
+		if got := allowed(t); got != few {
+			t.Errorf("it may use %d CPUs after, %d before", got.Count(), few.Count())
+		}
+	}()
+	<-done
+}
+
+// A thread that has left a CPU may use those that its control group is given
+// later. The test runs itself in such a group.
+func TestLeftCPUInAGrowingGroup(t *testing.T) {
+	const name = "METRONOME_TEST_CPUSET"
+	if group := os.Getenv(name); group != "" {
+		growGroup(t, group)
+		return
+	}
+	group := newCPUGroup(t)
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	child.Env = append(os.Environ(), name+"="+group)
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// newCPUGroup makes a control group whose CPUs can be chosen.
+func newCPUGroup(t *testing.T) string {
+	root := "/sys/fs/cgroup/cpuset"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+	}
+	group := filepath.Join(root, fmt.Sprint("metronome-test-", os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip("no control group can be made here: ", err)
+	}
+	t.Cleanup(func() { os.Remove(group) })
+	if _, err := os.Stat(group + "/cpuset.cpus"); err != nil {
+		t.Skip("control groups have no CPUs here: ", err)
+	}
+	return group
+}
+
+// growGroup joins a group of one CPU, leaves and releases it, and gives the group another.
+func growGroup(t *testing.T, group string) {
+	runtime.LockOSThread()
+	set := func(file, text string) {
+		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, cpus := allowed(t), []string{}
+	for cpu := range int(unsafe.Sizeof(unix.CPUSet{}) * 8) {
+		if all.IsSet(cpu) {
+			cpus = append(cpus, strconv.Itoa(cpu))
+		}
+	}
+	set("cpuset.mems", "0")
+	set("cpuset.cpus", cpus[0])
+	set("cgroup.procs", strconv.Itoa(os.Getpid()))
+	one := allowed(t)
+	release(&one)
+	set("cpuset.cpus", strings.Join(cpus, ","))
+	if got := allowed(t); one.Count() != 1 || got != all {
+		t.Errorf("it may use %d CPUs of %d", got.Count(), all.Count())
 	}
 }
 
@@ -57,25 +145,30 @@ func TestNoMoveWithoutASpareCPU(t *testing.T) {
 // some sandboxes, helpers stay where they are.
 func TestRefusedToMove(t *testing.T) {
 	for _, call := range []uint32{unix.SYS_GETCPU, unix.SYS_SCHED_GETAFFINITY, unix.SYS_SCHED_SETAFFINITY} {
-		done := make(chan struct{})
+		refused := make(chan error)
 		go func() {
-			defer close(done)
 			runtime.LockOSThread() // for ever: the thread ends with the goroutine
-			if err := refuse(call); err != nil {
-				t.Errorf("cannot refuse call %d: %v", call, err)
-				return
+			err := refuse(call)
+			if err == nil {
+				spreadRefused(t, call)
 			}
-			cpu := currentCPU()
-			if (cpu == -1) != (call == unix.SYS_GETCPU) {
-				t.Errorf("call %d refused: on CPU %d", call, cpu)
-			}
-			c := &crew{shares: on(cpu, -1)}
-			c.spread(1)
-			if got := c.shares[1].cpu.Load(); got < -1 || call == unix.SYS_GETCPU && got != -1 {
-				t.Errorf("call %d refused: on CPU %d afterwards", call, got)
-			}
+			refused <- err
 		}()
-		<-done
+		if err := <-refused; err != nil {
+			t.Skip("calls cannot be refused here: ", err)
+		}
+	}
+}
+
+func spreadRefused(t *testing.T, call uint32) {
+	cpu := currentCPU()
+	if (cpu == -1) != (call == unix.SYS_GETCPU) {
+		t.Errorf("call %d refused: on CPU %d", call, cpu)
+	}
+	c := &crew{shares: on(cpu, -1)}
+	c.spread(1)
+	if got := c.shares[1].cpu.Load(); (got == -1) != (call == unix.SYS_GETCPU) {
+		t.Errorf("call %d refused: on CPU %d afterwards", call, got)
 	}
 }
 
