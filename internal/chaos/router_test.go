@@ -192,6 +192,7 @@ func TestTokensRotateWithoutRestart(t *testing.T) {
 	write("new\n")
 	await(t, 2*time.Second, func() bool { return ask("old") == 403 })
 	steady("new")
+	r.present("new")
 	write("not a token\n") // changes nothing
 	steady("new")
 	p.Kill()
