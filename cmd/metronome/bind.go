@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/bootstrap"
 )
 
 const tokenMax = 4096 // bytes of one token: what a KV link's greeting holds
@@ -91,6 +92,19 @@ func (a *auth) follow(ctx context.Context, log *slog.Logger) {
 	for _, f := range a.files {
 		go f.run(ctx, log) // ends with ctx; nothing waits for it
 	}
+}
+
+// checkAdvertise refuses what is no host: peers would be told of it, and fail.
+func (c *commonFlags) checkAdvertise() error {
+	if c.Advertise == "" {
+		return nil
+	}
+	host, err := bootstrap.CheckHost(c.Advertise)
+	if err != nil {
+		return usagef("--advertise %s: a host name or address without scheme and port, like 10.0.0.1, would be right", c.Advertise)
+	}
+	c.Advertise = host
+	return nil
 }
 
 // checkBind refuses an address that is no host:port, and one that is not

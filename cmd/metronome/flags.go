@@ -2,7 +2,7 @@ package main
 
 import "time"
 
-// The flags of each role. The names are a promise (docs/cli.md): flags are
+// The flags of each role. The names are a promise (flags_test.go): flags are
 // added, none is renamed. Each can also come from METRONOME_KEBAB_CASE or from
 // the YAML file of --config, flag over environment over file.
 

@@ -39,7 +39,7 @@ type cli struct {
 	Registry registryCmd `cmd:"" help:"Start a bootstrap registry alone."`
 	Pull     pullCmd     `cmd:"" help:"Fetch a known model."`
 	Models   modelsCmd   `cmd:"" help:"List the models that are here, with size, architecture, quantisation and context."`
-	Bench    benchCmd    `cmd:"" help:"Measure the engine against the limits of this machine."`
+	Bench    benchCmd    `cmd:"" help:"Measure engine, KV transfer, loop or a server, beside what the machine or another one does."`
 	Sim      simCmd      `cmd:"" help:"Run simulated fleets by seed, with faults, and check every rule."`
 	Explain  explainCmd  `cmd:"" help:"Print what happened to one request, in every process that touched it."`
 	Settings configCmd   `cmd:"" name:"config" help:"Print every setting of a role with value, unit, origin and meaning."`
@@ -72,9 +72,7 @@ func run(args []string) int {
 		fmt.Fprintln(os.Stderr, "metronome:", err)
 		return exitFailure
 	}
-	if len(args) == 0 {
-		args = []string{"--help"}
-	}
+	args = usual(args)
 	if err := set.load(args); err != nil {
 		return report(args, err)
 	}
@@ -83,17 +81,46 @@ func run(args []string) int {
 		return exit
 	}
 	if err != nil {
-		return report(args, usageError{err})
+		return report(args, usageError{set.blame(hint(err))})
 	}
 	set.parsed = parsed
+	if err := set.checkAmounts(); err != nil {
+		return report(args, set.blame(err))
+	}
 	ctx, stop := stopSignals()
 	defer stop()
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	err = parsed.Run(set)
+	return report(args, interrupted(ctx, set.blame(parsed.Run(set))))
+}
+
+// interrupted is what a command says that a signal ended before it was done.
+func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = errors.New("interrupted")
+		return errors.New("interrupted")
 	}
-	return report(args, err)
+	return err
+}
+
+// usual are the arguments that people mean by what they write first.
+func usual(args []string) []string {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}
+	case args[0] == "help":
+		return append(args[1:len(args):len(args)], "--help")
+	case args[0] == "--version":
+		return []string{"version"}
+	}
+	return args
+}
+
+// hint tells who has named no command where they are listed.
+func hint(err error) error {
+	var p *kong.ParseError
+	if errors.As(err, &p) && p.Context.Selected() == nil {
+		return fmt.Errorf("%w; metronome --help lists the commands", err)
+	}
+	return err
 }
 
 const description = "Metronome serves large language models with prefill and decode on separate workers, and its decode loop never waits for the network."

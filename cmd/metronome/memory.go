@@ -7,6 +7,22 @@ import (
 	"strings"
 )
 
+// machineMemory is how many bytes of memory the machine has, where the system
+// tells it cheaply (/proc), else 0.
+func machineMemory() int64 {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kib, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
+}
+
 // resident is the resident memory of a process where the system tells it
 // cheaply (/proc), else "-".
 func resident(pid int) string {

@@ -67,6 +67,9 @@ func modelPath(name, engine string) (string, error) {
 	if engine == "sim" || name == "tiny" {
 		return name, nil
 	}
+	if name == "sim" {
+		return "", usagef("sim is no model of this engine; add --engine sim, or write ./sim for a file of that name")
+	}
 	m, ok := known.Find(name)
 	if !ok {
 		if info, err := os.Stat(name); err != nil || info.IsDir() {

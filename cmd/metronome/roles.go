@@ -65,6 +65,9 @@ type process struct {
 // begin starts a role's log and follows its tokens. The context ends with ctx,
 // with the process's end, or, for a child of up, when stdin closes.
 func (c *commonFlags) begin(ctx context.Context) (context.Context, *process, error) {
+	if err := c.checkAdvertise(); err != nil {
+		return ctx, nil, err
+	}
 	a, err := c.auth()
 	if err != nil {
 		return ctx, nil, err
@@ -97,13 +100,24 @@ func (f *engineFlags) check(s *settings) error {
 	if f.Precision == "f32" && !s.chosen("kv-dtype") {
 		f.KVDType = "f32"
 	}
-	switch {
-	case f.SimPrefillRate <= 0 || f.SimDecodeBase < 0 || f.SimDecodePerSeq < 0 || f.SimKVBytes < 1:
-		return usagef("--sim-prefill-rate and --sim-kv-bytes must be above 0, --sim-decode-base and --sim-decode-per-seq not below")
-	case f.Threads < 0 || f.TP < 1 || f.DP < 1 || f.PageSize < 1 || f.KVPages < 0 || f.Context < 0 || f.MaxRunning < 1 || f.MaxQueued < 1 || f.Chunk < 1 || f.ReservedTokens < 1:
-		return usagef("--threads, --kv-pages and --context must not be below 0; --tp, --dp, --page-size, --max-running, --max-queued, --chunk and --reserved-tokens at least 1")
-	case f.RequestTimeout <= 0 || f.HealthWindow <= 0:
-		return usagef("--request-timeout and --health-window must be above 0")
+	if !(f.SimPrefillRate > 0) {
+		return usagef("--sim-prefill-rate is %v: want more than 0", f.SimPrefillRate)
+	}
+	return atLeast(number{"threads", f.Threads, 0}, number{"kv-pages", f.KVPages, 0}, number{"context", f.Context, 0}, number{"tp", f.TP, 1}, number{"dp", f.DP, 1},
+		number{"page-size", f.PageSize, 1}, number{"max-running", f.MaxRunning, 1}, number{"max-queued", f.MaxQueued, 1}, number{"chunk", f.Chunk, 1}, number{"reserved-tokens", f.ReservedTokens, 1}, number{"sim-kv-bytes", f.SimKVBytes, 1})
+}
+
+// number is the value of a flag, and the least that it may be.
+type number struct {
+	flag     string
+	v, least int
+}
+
+func atLeast(all ...number) error {
+	for _, n := range all {
+		if n.v < n.least {
+			return usagef("--%s is %d: want at least %d", n.flag, n.v, n.least)
+		}
 	}
 	return nil
 }
@@ -117,7 +131,7 @@ func workerConfig(p *process, role worker.Role, model, listen string, c *commonF
 	return worker.Config{
 		Role: role, Model: model, Listen: listen, Advertise: c.Advertise, Tokens: p.accept, PeerToken: p.peer, Insecure: c.Insecure, Drain: c.Drain,
 		Engine: f.Engine, Threads: f.Threads, Kernels: f.Kernels, Precision: f.Precision, TP: f.TP, DP: f.DP, PageSize: f.PageSize,
-		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued, ReservedTokens: f.ReservedTokens,
+		KVDType: f.KVDType, KVMemory: int64(f.KVMemory), KVPages: f.KVPages, Memory: machineMemory(), Context: f.Context, MaxRunning: f.MaxRunning, MaxQueued: f.MaxQueued, ReservedTokens: f.ReservedTokens,
 		Chunk: f.Chunk, PrefixCache: f.PrefixCache, ServedName: f.ServedName, RequestTimeout: f.RequestTimeout, HealthWindow: f.HealthWindow,
 		SimPrefillRate: f.SimPrefillRate, SimDecodeBase: f.SimDecodeBase, SimDecodePerSeq: f.SimDecodePerSeq, SimKVBytes: f.SimKVBytes,
 		StreamOutput: f.StreamOutput, Log: p.log,
@@ -186,7 +200,7 @@ func runWorker(ctx context.Context, c *commonFlags, join *joinFlags, cfg worker.
 
 // Run starts a prefill worker.
 func (c *prefillCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen), c.joinFlags.check(c.Registry)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.checkBind("listen", c.Listen), c.checkBind("kv-listen", c.KVListen), c.checkBind("bootstrap-listen", c.BootstrapListen), c.prefillOnly.check(), c.joinFlags.check(c.Registry)); err != nil {
 		return err
 	}
 	ctx, p, err := c.begin(ctx)
@@ -210,7 +224,7 @@ func (c *decodeCmd) Run(ctx context.Context, s *settings) error { return c.run(c
 func (c *baselineCmd) Run(ctx context.Context, s *settings) error { return c.run(ctx, s, true) }
 
 func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(), c.joinFlags.check(""), c.checkBind("listen", c.Listen)); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.decodeOnly.check(s), c.joinFlags.check(""), c.checkBind("listen", c.Listen)); err != nil {
 		return err
 	}
 	ctx, p, err := c.begin(ctx)
@@ -229,11 +243,24 @@ func (c *decodeCmd) run(ctx context.Context, s *settings, blocking bool) error {
 	return runWorker(ctx, &c.commonFlags, &c.joinFlags, cfg)
 }
 
-func (d *decodeOnly) check() error {
-	if d.ParallelInfoTimeout <= 0 || d.ParallelInfoAttempts < 1 || d.ParallelInfoInterval <= 0 || d.HeartbeatInterval <= 0 || d.HeartbeatFailures < 1 || d.ResolveTimeout <= 0 {
-		return usagef("--parallel-info-timeout, --parallel-info-attempts, --parallel-info-interval, --heartbeat-interval, --heartbeat-failures and --resolve-timeout must be above 0")
+// check refuses a registry that nobody could dial: the worker would wait for it for ever.
+func (p *prefillOnly) check() error {
+	if p.Registry == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(p.Registry)
+	n, bad := strconv.Atoi(port)
+	if err != nil || host == "" || bad != nil || n < 1 || n > 65535 {
+		return usagef("--registry %s: an address is HOST:PORT, like 10.0.0.1:8998", p.Registry)
 	}
 	return nil
+}
+
+func (d *decodeOnly) check(s *settings) error {
+	if s.chosen("bootstrap-allow") && len(d.BootstrapAllow) == 0 {
+		return usagef("--bootstrap-allow is empty: it would allow any host; name some, or leave it out")
+	}
+	return atLeast(number{"parallel-info-attempts", d.ParallelInfoAttempts, 1}, number{"heartbeat-failures", d.HeartbeatFailures, 1})
 }
 
 // Run starts one process that does both halves.

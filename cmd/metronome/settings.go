@@ -39,7 +39,7 @@ func (s *settings) load(args []string) error {
 	if s.file == "" {
 		return nil
 	}
-	data, err := os.ReadFile(s.file)
+	data, err := readBounded(s.file)
 	if err != nil {
 		return usagef("--config: %v", err)
 	}
@@ -79,6 +79,38 @@ func (s *settings) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		return strings.Join(words, ","), nil
 	}
 	return fmt.Sprint(v), nil
+}
+
+// blame adds to an error about a flag where the value came from, if that is
+// not the command line.
+func (s *settings) blame(err error) error {
+	if err == nil {
+		return nil
+	}
+	rest, ok := strings.CutPrefix(err.Error(), "--")
+	name, _, _ := strings.Cut(rest, " ")
+	name = strings.TrimSuffix(name, ":")
+	if from := s.origin[name]; ok && from != "" && (s.parsed == nil || !s.onLine(name)) {
+		return fmt.Errorf("%w (set by %s)", err, from)
+	}
+	return err
+}
+
+// checkAmounts refuses times and sizes that are not above 0, but where 0 is the
+// default: below the flags 0 stands for the default, and who writes 0 does not
+// mean that.
+func (s *settings) checkAmounts() error {
+	for _, group := range s.parsed.Selected().AllFlags(true) {
+		for _, f := range group {
+			switch v := f.Target.Interface().(type) {
+			case time.Duration, Size:
+				if f.Target.Int() <= 0 && f.Default != "0s" {
+					return usagef("--%s is %v: want more than 0; the default is %s", f.Name, v, f.Default)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // unknown names the settings of the file that no flag of the command took.

@@ -37,6 +37,12 @@ func (c *simCmd) Run(ctx context.Context) error {
 		return usagef("%d prefills, %d decodes, %d requests, %d seeds: at least one worker of each kind, at most 256 in all, would be right",
 			c.Prefills, c.Decodes, c.Requests, c.Seeds)
 	}
+	if c.For < 0 || !(c.Hours >= 0) {
+		return usagef("--for %v --hours %v: times of at least 0 would be right", c.For, c.Hours)
+	}
+	if c.SVG != "" && c.Compare == "" {
+		return usagef("--svg %s: only --compare blocking draws; add it, or leave --svg out", c.SVG)
+	}
 	if c.Compare != "" {
 		return c.compare()
 	}

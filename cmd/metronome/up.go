@@ -70,7 +70,7 @@ type fleet struct {
 
 // Run starts the fleet, says that it is ready, and takes it down again.
 func (c *upCmd) Run(ctx context.Context, s *settings) error {
-	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.joinFlags.check(c.Registry), c.check()); err != nil {
+	if err := errors.Join(s.unknown(), c.engineFlags.check(s), c.prefillOnly.check(), c.decodeOnly.check(s), c.joinFlags.check(c.Registry), c.check()); err != nil {
 		return err
 	}
 	if _, err := modelPath(c.Model, c.Engine); err != nil {
@@ -83,6 +83,9 @@ func (c *upCmd) Run(ctx context.Context, s *settings) error {
 	f := &fleet{self: self, stopping: make(chan struct{})}
 	defer f.stop(c.Drain)
 	line, err := c.start(ctx, f, s)
+	if ctx.Err() != nil {
+		return nil // stopped before all was ready: a clean stop, too
+	}
 	if err != nil {
 		return err
 	}

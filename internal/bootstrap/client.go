@@ -277,7 +277,7 @@ func (c *Client) redirect(req *http.Request, via []*http.Request) error {
 func splitAddr(addr string) (host string, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {
-		host, err = checkHost(host)
+		host, err = CheckHost(host)
 	}
 	if err != nil {
 		return "", fmt.Errorf("bootstrap address %s is not host:port: %w", short(strconv.Quote(addr)), err)
@@ -336,7 +336,7 @@ func ParseAllow(list []string) (func(host string) bool, error) {
 		} else if ip, err := netip.ParseAddr(strings.Trim(item, "[]")); err == nil {
 			ip = ip.Unmap()
 			blocks = append(blocks, netip.PrefixFrom(ip, ip.BitLen()))
-		} else if name, err := checkHost(item); err == nil {
+		} else if name, err := CheckHost(item); err == nil {
 			names[strings.ToLower(name)] = true
 		} else {
 			return nil, fmt.Errorf("%q is no host name, address or CIDR block such as 10.1.0.0/16", item)

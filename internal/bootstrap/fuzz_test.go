@@ -92,7 +92,7 @@ func FuzzRegistryAnswer(f *testing.F) {
 			}
 		}
 		if ip, port, err := parseRank([]byte(body)); err == nil {
-			if host, err := checkHost(ip); err != nil || host != ip || port < 1 || port > 65535 {
+			if host, err := CheckHost(ip); err != nil || host != ip || port < 1 || port > 65535 {
 				t.Fatalf("taken: %q port %d", ip, port)
 			}
 		}

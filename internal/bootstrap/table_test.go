@@ -280,7 +280,7 @@ func TestShort(t *testing.T) {
 // TestLongHosts: a name may be as long as names can be.
 func TestLongHosts(t *testing.T) {
 	for n, want := range map[int]bool{maxHost: true, maxHost + 1: false} {
-		if _, err := checkHost(strings.Repeat("a", n)); (err == nil) != want {
+		if _, err := CheckHost(strings.Repeat("a", n)); (err == nil) != want {
 			t.Errorf("a name of %d bytes: %v", n, err)
 		}
 	}
@@ -290,12 +290,12 @@ func TestLongHosts(t *testing.T) {
 // of this machine is one however it is written.
 func TestHostLetters(t *testing.T) {
 	for _, host := range []string{"abcxyz.ABCXYZ", "a-0_9.z"} {
-		if got, err := checkHost(host); got != host || err != nil {
+		if got, err := CheckHost(host); got != host || err != nil {
 			t.Errorf("%q: %q, %v", host, got, err)
 		}
 	}
 	for _, host := range []string{"a@b", "a[b", "a`b", "a{b", "a/b", "a:b"} {
-		if _, err := checkHost(host); err == nil {
+		if _, err := CheckHost(host); err == nil {
 			t.Errorf("%q is taken for a name", host)
 		}
 	}

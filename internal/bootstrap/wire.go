@@ -159,7 +159,7 @@ func (r *Registration) parseAddress(o object) (err error) {
 	if r.IP, err = o.text("rank_ip"); err != nil {
 		return err
 	}
-	if r.IP, err = checkHost(r.IP); err != nil {
+	if r.IP, err = CheckHost(r.IP); err != nil {
 		return fmt.Errorf(`"rank_ip": %w`, err)
 	}
 	r.Port, err = o.int("rank_port", 1, math.MaxUint16)
@@ -400,7 +400,7 @@ func parseRank(body []byte) (ip string, port int, err error) {
 	if ip, err = o.text("rank_ip"); err != nil {
 		return "", 0, err
 	}
-	if ip, err = checkHost(ip); err != nil {
+	if ip, err = CheckHost(ip); err != nil {
 		return "", 0, fmt.Errorf(`"rank_ip": %w`, err)
 	}
 	port, err = o.int("rank_port", 1, math.MaxUint16)
@@ -488,9 +488,9 @@ func parseRanks(body []byte) (map[int64]int, error) {
 	return ranks, nil
 }
 
-// checkHost gives a host as it is dialled: an address that a peer can mean, or
+// CheckHost gives a host as it is dialled: an address that a peer can mean, or
 // a name; IPv6 without brackets.
-func checkHost(host string) (string, error) {
+func CheckHost(host string) (string, error) {
 	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
 		host = host[1 : n-1]
 	}

@@ -43,6 +43,7 @@ type Config struct {
 	KVDType        string // "f16", "f32", "q8_0" [f16; f32 with Precision f32]
 	KVMemory       int64  // bytes of KV pages of each DP rank [512 MiB]
 	KVPages        int    // pages instead of bytes [from KVMemory]
+	Memory         int64  // bytes that the machine has, which a pool must fit into [0: not known]
 	Context        int    // tokens [the model's, at most 8192; sim 131072]
 	MaxRunning     int    // sequences in a batch [64]
 	MaxQueued      int    // requests beyond them [512]

@@ -89,8 +89,15 @@ const (
 
 // sizePool decides how many KV pages there are, given the bytes of one token.
 func (c *Config) sizePool(tokenBytes int) error {
+	pageBytes := tokenBytes * c.PageSize
+	if c.Memory > 0 && int64(c.KVPages) > c.Memory/int64(pageBytes) {
+		return fmt.Errorf("--kv-pages %d of %d bytes each ask for more memory than the %d bytes of this machine", c.KVPages, pageBytes, c.Memory)
+	}
+	if c.KVPages == 0 && c.Memory > 0 && c.KVMemory > c.Memory {
+		return fmt.Errorf("--kv-memory %d asks for more memory than the %d bytes of this machine", c.KVMemory, c.Memory)
+	}
 	if c.KVPages == 0 {
-		c.KVPages = int(min(c.KVMemory/int64(tokenBytes*c.PageSize), math.MaxInt32))
+		c.KVPages = int(min(c.KVMemory/int64(pageBytes), math.MaxInt32))
 	}
 	if c.KVPages < 1 {
 		return fmt.Errorf("--kv-memory %d or --kv-pages %d holds no page of %d tokens of %d bytes", c.KVMemory, c.KVPages, c.PageSize, tokenBytes)
