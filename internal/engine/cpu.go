@@ -2,7 +2,9 @@ package engine
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 
@@ -168,11 +170,33 @@ func (e *CPU) Close() {
 	e.crew.close()
 }
 
+// errMemoryGone is what a file that is cut short does: the weights are mapped,
+// and what is no longer there cannot be read.
+var errMemoryGone = errors.New("the model cannot be read any more: its file was cut short while in use; start the worker anew, and replace a model by renaming a new file over it")
+
+// memoryGone says whether a panic is a page of mapped memory that is gone. All
+// other panics go on.
+func memoryGone(p any) bool {
+	if _, ok := p.(interface{ Addr() uintptr }); ok || p == errMemoryGone {
+		return true
+	}
+	if p != nil {
+		panic(p)
+	}
+	return false
+}
+
 // Run computes a batch; an empty one is no work. Errors are a batch that is too
-// large, or ErrClosed.
-func (e *CPU) Run(b *Batch) error {
+// large, ErrClosed, or a model whose file is gone from under it.
+func (e *CPU) Run(b *Batch) (err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if memoryGone(recover()) {
+			err = errMemoryGone
+		}
+	}()
 	if err := checkBatch(b, &e.cfg, e.w.hyper.Vocab); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,8 @@ type crew struct {
 	state  atomic.Uint32 // the number of helpers inside, and bits
 	shares []share       // one per thread
 	do     func(tile, worker int)
-	idle   func() // called now and then by a thread that waits awake; nil where each has a CPU
+	broken atomic.Bool // a tile of this phase met memory that is gone
+	idle   func()      // called now and then by a thread that waits awake; nil where each has a CPU
 }
 
 // share is a thread's tiles [next, end), on a cache line of its own, and the
@@ -87,6 +89,9 @@ func (c *crew) run(n int, do func(tile, worker int)) {
 	if c.state.And(^uint32(open)) != open {
 		c.wait()
 	}
+	if c.broken.Swap(false) {
+		panic(errMemoryGone)
+	}
 }
 
 // wait returns when no helper is inside a closed phase. All leave within a
@@ -103,6 +108,11 @@ func (c *crew) wait() {
 }
 
 func (c *crew) tiles(worker int) {
+	defer func() {
+		if memoryGone(recover()) {
+			c.broken.Store(true) // the caller says so when all have left the phase
+		}
+	}()
 	for i := range c.shares {
 		s := &c.shares[(worker+i)%len(c.shares)]
 		for {
@@ -116,6 +126,7 @@ func (c *crew) tiles(worker int) {
 }
 
 func (c *crew) help(wake chan struct{}, worker int) {
+	debug.SetPanicOnFault(true)
 	for {
 		select {
 		case <-wake:
