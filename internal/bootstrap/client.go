@@ -301,8 +301,22 @@ func cause(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return context.Canceled
 	}
+	if text := err.Error(); len(text) > causeMost {
+		return longError{text[:causeMost] + "…", err} // net/http quotes the whole line of what is no HTTP
+	}
 	return err
 }
+
+const causeMost = 400 // bytes of a cause's text
+
+// longError is an error with what a peer sent in it cut short.
+type longError struct {
+	text string
+	err  error
+}
+
+func (e longError) Error() string { return e.text }
+func (e longError) Unwrap() error { return e.err }
 
 // IsLocal says that the error is this process's own and tells nothing about
 // the peer: no descriptor or port was left, or the caller cancelled. A passed

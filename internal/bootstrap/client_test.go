@@ -538,6 +538,15 @@ func TestParseAllow(t *testing.T) {
 	}
 }
 
+// What a peer sends instead of HTTP does not fill errors and logs.
+func TestLongCause(t *testing.T) {
+	err := errors.New(`malformed HTTP response "` + strings.Repeat(`\x00`, 5000))
+	got := cause(t.Context(), &url.Error{Op: "Get", URL: "http://p:1", Err: err})
+	if len(got.Error()) > 500 || !strings.HasPrefix(got.Error(), "malformed HTTP response") || !errors.Is(got, err) {
+		t.Errorf("%d bytes: %.600v", len(got.Error()), got)
+	}
+}
+
 func TestBadAddressesAreRefusedBeforeAnyDial(t *testing.T) {
 	client := NewClient(ClientConfig{Dial: func(context.Context, string, string) (net.Conn, error) {
 		t.Error("dialled")

@@ -217,5 +217,11 @@ func plainCause(ctx context.Context, err error) string {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return "the connection was closed"
 	}
-	return err.Error()
+	text := err.Error()
+	if len(text) > causeMost {
+		text = text[:causeMost] + "…" // net/http quotes the whole line of what is no HTTP
+	}
+	return text
 }
+
+const causeMost = 400 // bytes of a cause's text

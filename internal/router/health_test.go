@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -387,4 +388,12 @@ func TestWorkerOutBeforeTheFirstByte(t *testing.T) {
 			within(t, took, 20*time.Second, 25*time.Second)
 		})
 	})
+}
+
+// What a worker sends instead of HTTP does not fill errors and logs.
+func TestLongCause(t *testing.T) {
+	got := plainCause(t.Context(), errors.New(`malformed HTTP response "`+strings.Repeat(`\x00`, 5000)))
+	if len(got) > 500 || !strings.HasPrefix(got, "malformed HTTP response") {
+		t.Errorf("%d bytes: %.600s", len(got), got)
+	}
 }
