@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/*.txtar: what a person sees of commands that need
 // no fleet. $INDEX is a package index whose wheel is wrong; $ROUTER a router that
-// knows one request; $HUNG a server that never answers; $SMOLLM2 is the real model, if it was pulled.
+// knows one request, at the port $TAKEN; $HUNG a server that never answers; $SMOLLM2 is the real model, if it was pulled.
 func TestScripts(t *testing.T) {
 	lies := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m := known.Models[0]
@@ -61,6 +61,7 @@ func TestScripts(t *testing.T) {
 			}
 			e.Setenv("INDEX", lies.URL+"/simple")
 			e.Setenv("ROUTER", router)
+			e.Setenv("TAKEN", router[strings.LastIndex(router, ":")+1:])
 			e.Setenv("HUNG", hung.URL)
 			e.Setenv("SMOLLM2", smol)
 			e.Setenv("SHA", known.Models[0].SHA256)

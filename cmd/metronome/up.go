@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"text/tabwriter"
 	"time"
 )
@@ -76,6 +77,9 @@ func (c *upCmd) Run(ctx context.Context, s *settings) error {
 	if _, err := modelPath(c.Model, c.Engine); err != nil {
 		return err
 	}
+	if err := c.portFree(); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -113,6 +117,21 @@ func (c *upCmd) check() error {
 	return nil
 }
 
+// portFree looks whether the router will get its port, before any worker is
+// started: what else it would say comes late, and of a flag that up has not.
+func (c *upCmd) portFree() error {
+	ln, err := net.Listen("tcp", c.address())
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return usagef("--port %d: another process listens there; end it, or take --port 0, which picks a free one", c.Port)
+	}
+	if err != nil {
+		return usagef("--port %d: %v", c.Port, err)
+	}
+	return ln.Close()
+}
+
+func (c *upCmd) address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port)) }
+
 // start brings the workers up side by side, then the router in front of them.
 func (c *upCmd) start(ctx context.Context, f *fleet, s *settings) (*upLine, error) {
 	var workers []*child
@@ -131,7 +150,7 @@ func (c *upCmd) start(ctx context.Context, f *fleet, s *settings) (*upLine, erro
 		workers = append(workers, ch)
 	}
 	line := &upLine{Ready: true}
-	args := append([]string{"router", "--listen=" + net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port))}, s.childArgs("router")...)
+	args := append([]string{"router", "--listen=" + c.address()}, s.childArgs("router")...)
 	for _, ch := range workers {
 		r, err := ch.waitReady(ctx)
 		if err != nil {
