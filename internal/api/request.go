@@ -451,7 +451,7 @@ func (p *parser) input(key string, val []byte) *Error {
 		return wrongType(key, want)
 	}
 	if len(list) == 0 {
-		return wrongType(key, "not an empty list")
+		return wrongType(key, "a prompt or a list of at least one; it is an empty list")
 	}
 	switch first := list[0][0]; {
 	case first == '"' && !idsOnly:

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/metronome-serve/metronome/internal/api"
+	"github.com/metronome-serve/metronome/internal/bootstrap"
 	"github.com/metronome-serve/metronome/internal/engine"
 )
 
@@ -99,6 +100,12 @@ func (h *httpSide) needRoom(r *api.Request) *api.Error {
 	for _, p := range r.Pairs {
 		if h.cfg.Role == Decode && p.Host == "" {
 			return &api.Error{Code: api.InvalidRequest, Param: "bootstrap_host", Message: "a decode worker needs `bootstrap_host`, the host of the prefill's bootstrap registry"}
+		}
+		if h.cfg.Role != Decode {
+			continue
+		}
+		if _, err := bootstrap.CheckHost(p.Host); err != nil { // no attempt could ever reach it
+			return &api.Error{Code: api.InvalidRequest, Param: "bootstrap_host", Message: "`bootstrap_host`: " + err.Error()}
 		}
 	}
 	return nil
