@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -21,6 +22,7 @@ import (
 //	I6 counts add up  usage, finish reasons and metrics are what the clients have got                tally.addsUp
 //
 // Every test ends with those of them that need no knowledge of it: Rig.endsWell.
+// Of I1, I4 and I6 that is what can be said of answers alone, see book.
 
 const (
 	requestBound = 15 * time.Second       // within which every request must end, whatever happens
@@ -204,13 +206,14 @@ func (p part) works(n int) (failed error) {
 	return failed
 }
 
-// endsWell (I3, I5) is the end of every test, whatever it broke: what was
-// stopped runs on, no part that lives holds anything, and a router that finds
-// all its workers ready answers.
+// endsWell (I1, I3, I4, I5, I6) is the end of every test, whatever it broke: what
+// was stopped runs on, no part that lives holds anything, a router that finds
+// all its workers ready answers, and what clients were told holds.
 func (r *Rig) endsWell(t *testing.T) {
 	if t.Failed() || t.Skipped() {
 		return
 	}
+	defer r.judgeAll(t)
 	var parts, routers []part
 	for _, h := range append(r.hosts, r) {
 		p, q := h.living()
@@ -241,6 +244,27 @@ func (r *Rig) endsWell(t *testing.T) {
 	}
 }
 
+// judgeAll judges what clients were told by the routers, also those that are gone.
+func (r *Rig) judgeAll(t *testing.T) {
+	for _, h := range append(r.hosts, r) {
+		for _, p := range slices.Backward(h.procs) { // of two at one address the last has what was told
+			if p.Ready && (p.Role == "" || p.Role == "router") {
+				by := part{cmp.Or(p.HTTP, p.Router), h.client()}
+				judgeTold(t, by, p.runs(), strike(by))
+			}
+		}
+	}
+}
+
+func (p *Proc) runs() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // part is a process that serves HTTP, and how it is reached.
 type part struct {
 	base   string
@@ -255,12 +279,10 @@ func (r *Rig) living() (parts, routers []part) {
 	r.mu.Unlock()
 	of := func(base string) part { return part{base, r.client()} }
 	for _, p := range procs {
-		select {
-		case <-p.done:
+		if !p.runs() {
 			continue
-		default:
-			p.Continue()
 		}
+		p.Continue()
 		switch p.Role {
 		case "": // up: some of its children may have been killed
 			parts, routers = append(parts, of(p.Router)), append(routers, of(p.Router))
@@ -313,6 +335,10 @@ func requestsByCode(t *testing.T, p *Proc) map[string]float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return byCode(m)
+}
+
+func byCode(m map[string]float64) map[string]float64 {
 	codes := map[string]float64{}
 	for name, v := range m {
 		if code, ok := strings.CutPrefix(name, `metronome_requests_total{code="`); ok {

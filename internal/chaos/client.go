@@ -103,8 +103,32 @@ func Generate(ctx context.Context, base string, body map[string]any) (*Answer, e
 	return GenerateWith(ctx, Client, base, body)
 }
 
+// Ask is one Generate or Stream: whom, what, and since when.
+type Ask struct {
+	Client *http.Client
+	Base   string
+	Body   map[string]any
+	Began  time.Time
+}
+
+// Heard, if not nil, is called with what came of each Generate and Stream.
+var Heard func(ctx context.Context, q Ask, a *Answer, err error)
+
+func (q Ask) heard(ctx context.Context, a *Answer, err error) (*Answer, error) {
+	if Heard != nil {
+		Heard(ctx, q, a, err)
+	}
+	return a, err
+}
+
 // GenerateWith is Generate through a client of another host.
 func GenerateWith(ctx context.Context, client *http.Client, base string, body map[string]any) (*Answer, error) {
+	q := Ask{client, base, body, time.Now()}
+	a, err := readAnswer(ctx, client, base, body)
+	return q.heard(ctx, a, err)
+}
+
+func readAnswer(ctx context.Context, client *http.Client, base string, body map[string]any) (*Answer, error) {
 	start := time.Now()
 	status, header, data, err := post(ctx, client, base+"/generate", body)
 	if err != nil {
@@ -122,6 +146,12 @@ func GenerateWith(ctx context.Context, client *http.Client, base string, body ma
 // Stream sends one streamed /generate request. each, if not nil, is called for
 // every event as it arrives, with the number of events so far.
 func Stream(ctx context.Context, base string, body map[string]any, each func(n int)) (*Answer, error) {
+	q := Ask{Client, base, body, time.Now()}
+	a, err := readStream(ctx, base, body, each)
+	return q.heard(ctx, a, err)
+}
+
+func readStream(ctx context.Context, base string, body map[string]any, each func(n int)) (*Answer, error) {
 	with := map[string]any{"stream": true}
 	for k, v := range body {
 		with[k] = v

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -17,6 +18,7 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	Heard = note
 	os.Exit(func() int {
 		binary = os.Getenv("METRONOME_BINARY")
 		if binary == "" {
@@ -92,6 +94,7 @@ func (r *Rig) start(t *testing.T, args ...string) *Proc {
 	if err != nil {
 		t.Fatal(err)
 	}
+	strike(part{cmp.Or(p.HTTP, p.Router), r.client()}) // of who was at this address before
 	return p
 }
 

@@ -20,8 +20,9 @@ import (
 // testNet is a switch and hosts, each a network namespace of its own; nothing
 // of it touches the machine's own network.
 type testNet struct {
-	t      *testing.T
-	prefix string
+	t       *testing.T
+	prefix  string
+	clients map[int]*http.Client // by host
 }
 
 // newTestNet makes hosts 10.0.0.1, 10.0.0.2, … on one switch.
@@ -35,7 +36,7 @@ func newTestNet(t *testing.T, hosts int) *testNet {
 			t.Skipf("%s is not installed: scripts/deps.sh installs it", tool)
 		}
 	}
-	n := &testNet{t: t, prefix: fmt.Sprintf("mtr%d", os.Getpid())}
+	n := &testNet{t: t, prefix: fmt.Sprintf("mtr%d", os.Getpid()), clients: map[int]*http.Client{}}
 	n.run("ip", "netns", "add", n.name(0))
 	t.Cleanup(func() { exec.Command("ip", "netns", "del", n.name(0)).Run() })
 	n.run("ip", "-n", n.name(0), "link", "add", "sw", "type", "bridge")
@@ -78,7 +79,10 @@ func (n *testNet) on(r *Rig, host int) *Rig {
 
 // client talks from a host.
 func (n *testNet) client(host int) *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.dialer(host)}}
+	if n.clients[host] == nil {
+		n.clients[host] = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.dialer(host)}}
+	}
+	return n.clients[host]
 }
 
 // dialer dials from a host.

@@ -94,7 +94,7 @@ func TestRouterStandsStill(t *testing.T) {
 		case "/generate":
 			w.Header().Set("Content-Type", "text/event-stream")
 			for i := range events {
-				fmt.Fprintf(w, "data: {\"output_ids\":[%d]}\n\n", i)
+				fmt.Fprintf(w, "data: {\"output_ids\":[1%s],\"meta_info\":{\"prompt_tokens\":1,\"completion_tokens\":%d,\"finish_reason\":{\"type\":\"length\"}}}\n\n", strings.Repeat(",1", i), i+1)
 				w.(http.Flusher).Flush()
 				time.Sleep(250 * time.Millisecond)
 			}
