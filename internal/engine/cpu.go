@@ -116,6 +116,7 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 	e.allocate()
 	e.phases = phases{e.enterTile, e.mulTile, e.placeTile, e.attendTile, e.foldTile, e.leaveTile, e.middleTile, e.swigluTile, e.useTile}
 	e.crew = newCrew(cfg.Threads)
+	e.crew.mapped = w.mapped
 	return e, nil
 }
 
@@ -174,16 +175,16 @@ func (e *CPU) Close() {
 // and what is no longer there cannot be read.
 var errMemoryGone = errors.New("the model cannot be read any more: its file was cut short while in use; start the worker anew, and replace a model by renaming a new file over it")
 
-// memoryGone says whether a panic is a page of mapped memory that is gone. All
+// memoryGone says whether a panic is a page of a mapped file that is gone. All
 // other panics go on.
-func memoryGone(p any) bool {
-	if _, ok := p.(interface{ Addr() uintptr }); ok || p == errMemoryGone {
-		return true
+func memoryGone(p any, mapped func(addr uintptr) bool) bool {
+	if p == nil || p == errMemoryGone {
+		return p != nil
 	}
-	if p != nil {
+	if fault, ok := p.(interface{ Addr() uintptr }); !ok || mapped == nil || !mapped(fault.Addr()) {
 		panic(p)
 	}
-	return false
+	return true
 }
 
 // Run computes a batch; an empty one is no work. Errors are a batch that is too
@@ -193,7 +194,7 @@ func (e *CPU) Run(b *Batch) (err error) {
 	defer e.mu.Unlock()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if memoryGone(recover()) {
+		if memoryGone(recover(), e.w.mapped) {
 			err = errMemoryGone
 		}
 	}()

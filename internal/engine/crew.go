@@ -25,8 +25,9 @@ type crew struct {
 	state  atomic.Uint32 // the number of helpers inside, and bits
 	shares []share       // one per thread
 	do     func(tile, worker int)
-	broken atomic.Bool // a tile of this phase met memory that is gone
-	idle   func()      // called now and then by a thread that waits awake; nil where each has a CPU
+	broken atomic.Bool             // a tile of this phase met memory that is gone
+	mapped func(addr uintptr) bool // see Weights; set before the first phase
+	idle   func()                  // called now and then by a thread that waits awake; nil where each has a CPU
 }
 
 // share is a thread's tiles [next, end), on a cache line of its own, and the
@@ -109,7 +110,7 @@ func (c *crew) wait() {
 
 func (c *crew) tiles(worker int) {
 	defer func() {
-		if memoryGone(recover()) {
+		if memoryGone(recover(), c.mapped) {
 			c.broken.Store(true) // the caller says so when all have left the phase
 		}
 	}()

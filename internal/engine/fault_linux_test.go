@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
 	"github.com/metronome-serve/metronome/internal/model"
 )
@@ -40,6 +41,35 @@ func TestFileCutShort(t *testing.T) {
 			if err := run(); !errors.Is(err, errMemoryGone) {
 				t.Errorf("%d threads: %v", threads, err)
 			}
+		}
+	}
+}
+
+type fault uintptr
+
+func (f fault) Addr() uintptr { return uintptr(f) }
+
+// Only a fault in the file is the file's: any other one is a mistake of ours,
+// which must not be told as something else.
+func TestOtherFaultsGoOn(t *testing.T) {
+	f, err := model.OpenBytes("built-in", model.Builtin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tensor, _ := f.Tensor(f.Tensors()[0])
+	inside := uintptr(unsafe.Pointer(&tensor.Data[0]))
+	goesOn := func(p any, mapped func(uintptr) bool) (on bool) {
+		defer func() { on = recover() != nil }()
+		memoryGone(p, mapped)
+		return
+	}
+	for _, c := range []struct {
+		p      any
+		mapped func(uintptr) bool
+		want   bool
+	}{{fault(inside), f.Holds, false}, {fault(8), f.Holds, true}, {fault(inside), nil, true}, {"other", f.Holds, true}, {errMemoryGone, f.Holds, false}, {nil, nil, false}} {
+		if got := goesOn(c.p, c.mapped); got != c.want {
+			t.Errorf("%v: goes on %v, want %v", c.p, got, c.want)
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 // one Weights; the file must stay open until the last has been closed.
 type Weights struct {
 	hyper       model.Hyper
-	print       func() string // the file's fingerprint: hashed when first asked for
+	print       func() string           // the file's fingerprint: hashed when first asked for
+	mapped      func(addr uintptr) bool // the file is mapped there; nil where there is none
 	embed       kernels.Matrix
 	output      kernels.Matrix // the embedding again when the model ties them
 	norm        []float32
@@ -41,7 +42,7 @@ func LoadWeights(f *model.File) (*Weights, error) {
 	}
 	l := loader{f: f}
 	w := &Weights{
-		hyper: h, print: f.Fingerprint, blocks: make([]block, h.Layers),
+		hyper: h, print: f.Fingerprint, mapped: f.Holds, blocks: make([]block, h.Layers),
 		embed: l.matrix("token_embd.weight", h.Vocab, h.Dim), norm: l.vector("output_norm.weight", h.Dim),
 	}
 	w.output = w.embed

@@ -92,6 +92,12 @@ func (f *File) Close() error {
 	return unmap()
 }
 
+// Holds says whether the file is mapped at an address.
+func (f *File) Holds(addr uintptr) bool {
+	first := uintptr(unsafe.Pointer(unsafe.SliceData(f.data)))
+	return addr-first < uintptr(len(f.data))
+}
+
 // Size is the size of the file in bytes.
 func (f *File) Size() int { return len(f.data) }
 
