@@ -49,22 +49,18 @@ func (b *Loop) Run(ctx context.Context) (*LoopReport, error) {
 		return nil, &UnfitError{fmt.Errorf("%d running, queues of %v, %d rounds: 1 to 1024 running, queues of up to %d and a round would be right",
 			b.Running, b.Waiting, b.Rounds, mostWaiting)}
 	}
-	cores := map[int]*core{}
 	turn, beat := map[int][]float64{}, map[int][]float64{}
 	for round := range b.Rounds {
 		for _, n := range b.Waiting {
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
-			if cores[n] == nil {
-				c, err := newCore(b.Running, n, beats*b.Rounds)
-				if err != nil {
-					return nil, err
-				}
-				cores[n] = c
+			c, err := newCore(b.Running, n, beats) // each round its own: sequences never grow beyond one
+			if err != nil {
+				return nil, err
 			}
-			turn[n] = append(turn[n], cost(turns, cores[n].turn))
-			beat[n] = append(beat[n], cost(beats, cores[n].beat))
+			turn[n] = append(turn[n], cost(turns, c.turn))
+			beat[n] = append(beat[n], cost(beats, c.beat))
 		}
 		fmt.Fprintf(b.Progress, "round %d of %d\n", round+1, b.Rounds)
 	}
