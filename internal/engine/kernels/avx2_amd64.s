@@ -5425,8 +5425,8 @@ part:
 	VMULPS       Y4, Y7, Y7
 	VSUBPS       Y5, Y7, Y7
 	VADDPS       Y7, Y3, Y3
-	ADDQ         $+5504, R8
 	ADDQ         $+1408, R9
+	ADDQ         $+5504, R8
 	DECQ         R10
 	JNZ          block
 	MOVQ         AX, R8
@@ -5576,8 +5576,8 @@ part:
 	VMULPS       5376(R8), Y4, Y4
 	VMULPS       Y4, Y7, Y7
 	VADDPS       Y7, Y3, Y3
-	ADDQ         $+5504, R8
 	ADDQ         $+1408, R9
+	ADDQ         $+5504, R8
 	DECQ         R10
 	JNZ          block
 	MOVQ         AX, R8
@@ -5680,8 +5680,8 @@ part:
 	VMULPS       Y2, Y1, Y1
 	VSUBPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
-	ADDQ         $+5504, R8
 	ADDQ         $+1408, R9
+	ADDQ         $+5504, R8
 	DECQ         R10
 	JNZ          block
 	MOVQ         AX, R8
@@ -5753,8 +5753,8 @@ part:
 	VMULPS       5376(R8), Y2, Y2
 	VMULPS       Y2, Y1, Y1
 	VADDPS       Y1, Y0, Y0
-	ADDQ         $+5504, R8
 	ADDQ         $+1408, R9
+	ADDQ         $+5504, R8
 	DECQ         R10
 	JNZ          block
 	MOVQ         AX, R8

@@ -93,6 +93,36 @@ func packSuper256(a *asm, f *superForm) {
 	a.eights(f.bytes, superBytes, func(r *rows, dst reg.Register, disp int) { f.unpack(a, r, f.stores(a, dst, disp)) })
 }
 
+// eightByEight is a product of 16 packed rows, eight at a time: body adds a
+// block's part to the sums of some vectors.
+func (a *asm) eightByEight(cols, packed, record int, body func(w, x reg.GPVirtual, sum []reg.VecVirtual)) {
+	y, stride, w0, x0, blocks, rows8 := a.param("y"), a.param("stride"), a.param("w"), a.param("x"), a.param("blocks"), a.GP64()
+	a.MOVQ(operand.I32(2), rows8)
+	a.loop("half", rows8, func() {
+		w, x, n, to := a.GP64(), a.GP64(), a.GP64(), a.GP64()
+		a.MOVQ(w0, w)
+		a.MOVQ(x0, x)
+		a.MOVQ(blocks, n)
+		sum := a.ymms(cols)
+		for _, s := range sum {
+			a.VXORPS(s, s, s)
+		}
+		a.loop("block", n, func() {
+			body(w, x, sum)
+			a.ADDQ(operand.I32(record), x)
+			a.ADDQ(operand.I32(packed), w)
+		})
+		a.MOVQ(y, to)
+		for _, s := range sum {
+			a.VMOVUPS(s, at(to, 0))
+			a.ADDQ(stride, to)
+		}
+		a.ADDQ(operand.U8(32), y)
+		a.ADDQ(operand.U8(32), w0)
+	})
+	a.done()
+}
+
 // mulSuper256 is mulSuper, eight rows at a time. Weights are below 32, or below
 // 64: so many pairs of products fit 16 bits, and meet the scale, twice in each
 // lane, when they become 32.
@@ -104,73 +134,52 @@ func mulSuper256(a *asm, cols, parts int) {
 	name := fmt.Sprintf("mulParts%dx%dx2", parts, cols)
 	a.function(name, "func(y *float32, stride int, w, x *byte, group, blocks int)",
 		fmt.Sprintf("%s multiplies 16 packed rows, with scales for each %d weights, by %d vectors: y[c][0:16], stride bytes apart.", name, 256/parts, cols))
-	y, stride, w0, x0, blocks, rows8 := a.param("y"), a.param("stride"), a.param("w"), a.param("x"), a.param("blocks"), a.GP64()
-	a.MOVQ(operand.I32(2), rows8)
-	a.loop("half", rows8, func() {
-		w, x, n, to, sum := a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.ymms(cols)
-		a.MOVQ(w0, w)
-		a.MOVQ(x0, x)
-		a.MOVQ(blocks, n)
-		for _, s := range sum {
-			a.VXORPS(s, s, s)
+	a.eightByEight(cols, superBytes, inSuperSize, func(w, x reg.GPVirtual, sum []reg.VecVirtual) {
+		isum, q, in, scale, bias, left := a.ymms(cols), a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
+		for _, v := range isum {
+			a.VPXOR(v, v, v)
 		}
-		a.loop("block", n, func() {
-			isum, q, in, scale, bias, left := a.ymms(cols), a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
-			for _, v := range isum {
-				a.VPXOR(v, v, v)
+		a.MOVQ(w, q)
+		a.MOVQ(x, in)
+		a.LEAQ(at(w, superScale), scale)
+		if !min {
+			a.LEAQ(at(x, inBias), bias)
+		}
+		a.MOVQ(operand.I32(parts), left)
+		a.loop("part", left, func() {
+			short, v, t := a.ymms(cols), a.YMM(), a.YMM()
+			for g := range 64 / parts {
+				a.VMOVDQU(at(q, 64*g), v)
+				for c, s := range short {
+					a.VPBROADCASTD(at(in, 16*g+4*c), t)
+					if g%together == 0 {
+						a.VPMADDUBSW(t, v, s)
+					} else {
+						a.VPMADDUBSW(t, v, t)
+						a.VPADDW(t, s, s)
+					}
+					if g%together == together-1 {
+						a.VPMADDWD(at(scale, 0), s, s)
+						a.VPADDD(s, isum[c], isum[c])
+					}
+				}
 			}
-			a.MOVQ(w, q)
-			a.MOVQ(x, in)
-			a.LEAQ(at(w, superScale), scale)
 			if !min {
-				a.LEAQ(at(x, inBias), bias)
+				a.VMOVDQU(at(scale, 0), v)
+				a.VPSRAD(operand.U8(16), v, v)
+				for c := range isum {
+					a.VPBROADCASTD(at(bias, 4*c), t)
+					a.VPMULLD(v, t, t)
+					a.VPADDD(t, isum[c], isum[c])
+				}
+				a.ADDQ(operand.U8(16), bias)
 			}
-			a.MOVQ(operand.I32(parts), left)
-			a.loop("part", left, func() {
-				short, v, t := a.ymms(cols), a.YMM(), a.YMM()
-				for g := range 64 / parts {
-					a.VMOVDQU(at(q, 64*g), v)
-					for c, s := range short {
-						a.VPBROADCASTD(at(in, 16*g+4*c), t)
-						if g%together == 0 {
-							a.VPMADDUBSW(t, v, s)
-						} else {
-							a.VPMADDUBSW(t, v, t)
-							a.VPADDW(t, s, s)
-						}
-						if g%together == together-1 {
-							a.VPMADDWD(at(scale, 0), s, s)
-							a.VPADDD(s, isum[c], isum[c])
-						}
-					}
-				}
-				if !min {
-					a.VMOVDQU(at(scale, 0), v)
-					a.VPSRAD(operand.U8(16), v, v)
-					for c := range isum {
-						a.VPBROADCASTD(at(bias, 4*c), t)
-						a.VPMULLD(v, t, t)
-						a.VPADDD(t, isum[c], isum[c])
-					}
-					a.ADDQ(operand.U8(16), bias)
-				}
-				a.ADDQ(operand.I32(64*64/parts), q)
-				a.ADDQ(operand.I32(16*64/parts), in)
-				a.ADDQ(operand.U8(64), scale)
-			})
-			addSuper256(a, sum, isum, w, x, min)
-			a.ADDQ(operand.I32(superBytes), w)
-			a.ADDQ(operand.I32(inSuperSize), x)
+			a.ADDQ(operand.I32(64*64/parts), q)
+			a.ADDQ(operand.I32(16*64/parts), in)
+			a.ADDQ(operand.U8(64), scale)
 		})
-		a.MOVQ(y, to)
-		for _, s := range sum {
-			a.VMOVUPS(s, at(to, 0))
-			a.ADDQ(stride, to)
-		}
-		a.ADDQ(operand.U8(32), y)
-		a.ADDQ(operand.U8(32), w0)
+		addSuper256(a, sum, isum, w, x, min)
 	})
-	a.done()
 }
 
 // addSuper256 is addSuper for eight rows.
@@ -257,45 +266,23 @@ func mul256(a *asm, cols int, min bool) {
 	}
 	a.function(name, "func(y *float32, stride int, w, x *byte, group, blocks int)",
 		fmt.Sprintf("%s multiplies 16 packed rows by %d vectors: y[c][0:16], stride bytes apart.", name, cols))
-	y, stride, w0, x0, blocks, rows8 := a.param("y"), a.param("stride"), a.param("w"), a.param("x"), a.param("blocks"), a.GP64()
-	a.MOVQ(operand.I32(2), rows8)
-	a.loop("half", rows8, func() {
-		w, x, n, to := a.GP64(), a.GP64(), a.GP64(), a.GP64()
-		a.MOVQ(w0, w)
-		a.MOVQ(x0, x)
-		a.MOVQ(blocks, n)
-		sum := a.ymms(cols)
-		for _, s := range sum {
-			a.VXORPS(s, s, s)
-		}
-		a.loop("block", n, func() {
-			acc := isums256(a, w, x, cols, min)
-			d, t := a.YMM(), a.YMM()
-			a.VMOVUPS(at(w, 512), d)
-			for c, v := range acc {
-				a.VCVTDQ2PS(v, v)
-				a.VBROADCASTSS(at(x, offScale+4*c), t)
-				a.VMULPS(t, d, t)
-				a.VMULPS(t, v, v)
-				if min {
-					a.VBROADCASTSS(at(x, offSum+4*c), t)
-					a.VMULPS(at(w, 576), t, t)
-					a.VADDPS(t, v, v)
-				}
-				a.VADDPS(v, sum[c], sum[c])
+	a.eightByEight(cols, packedBytes, recordBytes, func(w, x reg.GPVirtual, sum []reg.VecVirtual) {
+		acc := isums256(a, w, x, cols, min)
+		d, t := a.YMM(), a.YMM()
+		a.VMOVUPS(at(w, 512), d)
+		for c, v := range acc {
+			a.VCVTDQ2PS(v, v)
+			a.VBROADCASTSS(at(x, offScale+4*c), t)
+			a.VMULPS(t, d, t)
+			a.VMULPS(t, v, v)
+			if min {
+				a.VBROADCASTSS(at(x, offSum+4*c), t)
+				a.VMULPS(at(w, 576), t, t)
+				a.VADDPS(t, v, v)
 			}
-			a.ADDQ(operand.I32(recordBytes), x)
-			a.ADDQ(operand.I32(packedBytes), w)
-		})
-		a.MOVQ(y, to)
-		for _, s := range sum {
-			a.VMOVUPS(s, at(to, 0))
-			a.ADDQ(stride, to)
+			a.VADDPS(v, sum[c], sum[c])
 		}
-		a.ADDQ(operand.U8(32), y)
-		a.ADDQ(operand.U8(32), w0)
 	})
-	a.done()
 }
 
 // isums256 are the sums of products of one block.
