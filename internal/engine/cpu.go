@@ -207,6 +207,8 @@ func (e *CPU) Run(b *Batch) (err error) {
 	if n == 0 {
 		return nil
 	}
+	e.crew.begin()
+	defer e.crew.end()
 	for l := range e.w.blocks {
 		if e.closed.Load() {
 			return ErrClosed

@@ -21,6 +21,7 @@ type crew struct {
 	stop chan struct{}
 	wg   sync.WaitGroup
 
+	batch  atomic.Bool   // begun: another phase follows soon
 	phase  atomic.Uint32 // counts phases
 	state  atomic.Uint32 // the number of helpers inside, and bits
 	shares []share       // one per thread
@@ -30,13 +31,17 @@ type crew struct {
 	idle   func()                  // called now and then by a thread that waits awake; nil where each has a CPU
 }
 
-// share is a thread's tiles [next, end), on a cache line of its own, and the
-// CPU that the thread was on when it was last asked, -1 where nobody knows.
+// share is a thread's tiles [next, end), on a cache line of its own, with the
+// thread's number and the CPU that it was on when it was last asked, -1 where
+// nobody knows.
 type share struct {
-	next atomic.Int64
-	end  int64
-	cpu  atomic.Int32
-	_    [44]byte
+	next    atomic.Int64
+	end     int64
+	thread  atomic.Int32
+	cpu     atomic.Int32
+	inside  atomic.Bool // a helper's: it is in a phase
+	fetched atomic.Bool // a helper's: to the caller's CPU
+	_       [32]byte
 }
 
 // In state, above the number of helpers: the phase may be entered; the caller
@@ -50,6 +55,7 @@ const (
 func newCrew(threads int) *crew {
 	c := &crew{done: make(chan struct{}), stop: make(chan struct{}), shares: make([]share, threads)}
 	for i := range c.shares {
+		c.shares[i].thread.Store(-1)
 		c.shares[i].cpu.Store(-1)
 	}
 	if threads > Cores { // who waits awake has the CPU of one with a tile
@@ -62,6 +68,14 @@ func newCrew(threads int) *crew {
 	}
 	return c
 }
+
+// begin is called before the phases of a batch, and end after them.
+func (c *crew) begin() {
+	c.shares[0].thread.Store(currentThread())
+	c.batch.Store(true)
+}
+
+func (c *crew) end() { c.batch.Store(false) }
 
 // run calls do for each tile in [0, n), on all threads; worker numbers them
 // from 0. It returns when all calls have returned.
@@ -96,14 +110,21 @@ func (c *crew) run(n int, do func(tile, worker int)) {
 }
 
 // wait returns when no helper is inside a closed phase. All leave within a
-// tile's time, but one that lost its processor in a tile: then the caller
-// sleeps, so that it may have the caller's, and the last one wakes it.
+// tile's time, but one that the system stopped in a tile: that one gets the
+// caller's CPU, while the caller sleeps, and the last one wakes it.
 func (c *crew) wait() {
 	if c.spin(patience, func() bool { return c.state.Load() == 0 }) {
 		return
 	}
+	for i := range c.shares {
+		if s := &c.shares[i]; s.inside.Load() && stopped(s.thread.Load()) {
+			s.fetched.Store(true)
+			fetch(s)
+		}
+	}
 	if c.state.Or(asleep) != 0 {
 		<-c.done
+		c.shares[0].thread.Store(currentThread())
 	}
 	c.state.Store(0)
 }
@@ -128,6 +149,7 @@ func (c *crew) tiles(worker int) {
 
 func (c *crew) help(wake chan struct{}, worker int) {
 	debug.SetPanicOnFault(true)
+	s := &c.shares[worker]
 	for {
 		select {
 		case <-wake:
@@ -135,37 +157,58 @@ func (c *crew) help(wake chan struct{}, worker int) {
 			return
 		}
 		c.spread(worker)
-		for began := time.Now(); ; {
-			seen := c.phase.Load()
+		began, looked := time.Now(), uint32(0)
+		for seen := c.phase.Load(); ; seen = c.phase.Load() {
 			if c.enter() {
+				s.inside.Store(true)
 				c.tiles(worker)
+				s.inside.Store(false)
 				if c.state.Add(^uint32(0)) == asleep {
 					c.done <- struct{}{}
 					runtime.Gosched() // the caller goes on here, at once
 				}
 			}
-			if time.Since(began) > turn {
-				yieldCPU()
-				c.spread(worker)
+			if s.fetched.Swap(false) || time.Since(began) > turn {
+				c.giveWay(worker)
 				began = time.Now()
 			}
-			if !c.spin(linger, func() bool { return c.phase.Load() != seen }) {
+			if c.spin(linger, func() bool { return c.phase.Load() != seen }) {
+				continue
+			}
+			if looked == seen || !c.fetchCaller() {
 				break
 			}
+			c.spread(worker)
+			looked = seen
 		}
 	}
+}
+
+// fetchCaller gives the helper's CPU to a caller that the system has stopped
+// in the middle of a batch.
+func (c *crew) fetchCaller() bool {
+	caller := &c.shares[0]
+	return c.batch.Load() && c.state.Load()&asleep == 0 && stopped(caller.thread.Load()) && fetch(caller)
+}
+
+// giveWay offers the helper's CPU to others, and not the caller's.
+func (c *crew) giveWay(worker int) {
+	c.spread(worker)
+	yieldCPU()
+	c.spread(worker)
 }
 
 // spread moves the helper to a CPU that no thread before it is on, if it shares
 // one. Where others keep all CPUs busy, the system wakes a helper on that of the
 // caller, and sees no reason to change it: each CPU has something to do.
 func (c *crew) spread(worker int) {
-	cpu, before := &c.shares[worker].cpu, c.shares[:worker]
-	cpu.Store(currentCPU())
+	s, before := &c.shares[worker], c.shares[:worker]
+	s.thread.Store(currentThread())
+	s.cpu.Store(currentCPU())
 	for i := range before {
-		if at := before[i].cpu.Load(); at >= 0 && at == cpu.Load() {
+		if at := before[i].cpu.Load(); at >= 0 && at == s.cpu.Load() {
 			leaveCPUs(before)
-			cpu.Store(currentCPU())
+			s.cpu.Store(currentCPU())
 			return
 		}
 	}
@@ -196,7 +239,7 @@ const (
 // own accord and with no tile in hand. Where none waits that costs 0.2 µs. Where
 // one does, the system would soon stop the helper for it in the middle of a
 // tile, which the caller then waits for. Linux gives a thread 1.4 ms and more.
-const turn = time.Millisecond
+const turn = 2 * time.Millisecond
 
 // spin waits until there is what it looks for, or, false, for too long.
 func (c *crew) spin(long time.Duration, there func() bool) bool {

@@ -36,21 +36,60 @@ func leaveCPUs(of []share) {
 		return
 	}
 	if unix.SchedSetaffinity(0, &spare) == nil {
-		release(&all)
+		release(0, &all)
 	}
 }
 
-// release lets the calling thread use the CPUs that it might use before. It asks
-// for every one and gets what its control group has, and what that is given later:
-// those of before, once asked for, would be all for ever. Only if this is more
-// than before, as under taskset, it asks for those.
-func release(before *unix.CPUSet) {
+// release lets a thread use the CPUs that it might use before, 0 is the calling
+// one. It asks for every one and gets what its control group has, and what that is
+// given later: those of before, once asked for, would be all for ever. Only if
+// this is more than before, as under taskset, it asks for those.
+func release(thread int, before *unix.CPUSet) {
 	var every, got unix.CPUSet
 	every.Fill()
-	if unix.SchedSetaffinity(0, &every) != nil || unix.SchedGetaffinity(0, &got) != nil || got != *before {
-		unix.SchedSetaffinity(0, before)
+	if unix.SchedSetaffinity(thread, &every) != nil || unix.SchedGetaffinity(thread, &got) != nil || got != *before {
+		unix.SchedSetaffinity(thread, before)
 	}
 }
+
+// fetch moves a stopped thread of this process to the CPU of the calling one,
+// and binds it to none.
+func fetch(s *share) bool {
+	thread, cpu := int(s.thread.Load()), currentCPU()
+	if cpu < 0 {
+		return false
+	}
+	var all, here unix.CPUSet
+	here.Set(int(cpu))
+	if unix.SchedGetaffinity(thread, &all) != nil || unix.SchedSetaffinity(thread, &here) != nil {
+		return false
+	}
+	release(thread, &all)
+	s.cpu.Store(cpu)
+	return true
+}
+
+// stopped says whether a thread of this process has no CPU: its clock stands still.
+func stopped(thread int32) bool {
+	before := cpuTime(thread)
+	return before >= 0 && cpuTime(thread) == before
+}
+
+// cpuTime is how long a thread of this process has had a CPU, in nanoseconds; of
+// any other thread it is -1.
+func cpuTime(thread int32) int64 {
+	if thread <= 0 {
+		return -1
+	}
+	var t unix.Timespec
+	clock := ^int(thread)<<3 | 6 // CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED, include/linux/posix-timers.h
+	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, uintptr(clock), uintptr(unsafe.Pointer(&t)), 0); errno != 0 {
+		return -1
+	}
+	return t.Nano()
+}
+
+func currentThread() int32 { return int32(unix.Gettid()) }
 
 // yieldCPU lets a thread run that waits for this CPU.
 func yieldCPU() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -53,7 +53,7 @@ func TestLeavingACPUKeepsTheOthersOut(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		release(&few)
+		release(0, &few)
 		if got := allowed(t); got != few {
 			t.Errorf("it may use %d CPUs after, %d before", got.Count(), few.Count())
 		}
@@ -112,7 +112,7 @@ func growGroup(t *testing.T, group string) {
 	set("cpuset.cpus", cpus[0])
 	set("cgroup.procs", strconv.Itoa(os.Getpid()))
 	one := allowed(t)
-	release(&one)
+	release(0, &one)
 	set("cpuset.cpus", strings.Join(cpus, ","))
 	if got := allowed(t); one.Count() != 1 || got != all {
 		t.Errorf("it may use %d CPUs of %d", got.Count(), all.Count())
@@ -141,10 +141,87 @@ func TestNoMoveWithoutASpareCPU(t *testing.T) {
 	}
 }
 
+// A thread is stopped that has no CPU, whatever the reason; other processes' never are.
+func TestStopped(t *testing.T) {
+	awake, asleep := aThread(t, spinning), aThread(t, sleeping)
+	for thread, want := range map[int32]bool{awake: false, asleep: true, int32(os.Getppid()): false, -1: false} {
+		// One that spins may be stopped for once, one that sleeps awake.
+		sleepUntil(t, fmt.Sprintf("thread %d is stopped: %v", thread, want), func() bool { return stopped(thread) == want })
+	}
+}
+
+// A thread that was fetched goes on here, and is bound to no CPU.
+func TestFetchedIsBoundToNone(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var s share
+	s.thread.Store(aThread(t, spinning))
+	before := allowed(t)
+	for range 20 {
+		s.cpu.Store(-1)
+		if !fetch(&s) {
+			t.Fatal("not fetched")
+		}
+		if cpu := s.cpu.Load(); cpu < 0 || !before.IsSet(int(cpu)) {
+			t.Fatalf("fetched to CPU %d", cpu)
+		}
+		var after unix.CPUSet
+		if err := unix.SchedGetaffinity(int(s.thread.Load()), &after); err != nil || after != before {
+			t.Fatalf("it may use %d CPUs after, %d before; %v", after.Count(), before.Count(), err)
+		}
+	}
+}
+
+// A caller that waits for a helper that was stopped in a tile fetches it, and the
+// helper leaves the caller's CPU with its next step.
+func TestCallerFetchesAStoppedHelper(t *testing.T) {
+	c := newCrew(2)
+	defer c.close()
+	helper := &c.shares[1]
+	inTile := make(chan struct{})
+	c.run(2, func(_, worker int) {
+		if worker == 0 {
+			<-inTile
+			return
+		}
+		close(inTile)
+		sleepUntil(t, "the helper is fetched", helper.fetched.Load)
+	})
+	sleepUntil(t, "the helper gives way", func() bool { return !helper.fetched.Load() })
+}
+
+// A helper that waits for a caller that was stopped in a batch fetches it; it
+// leaves one alone that has begun none.
+func TestHelperFetchesAStoppedCaller(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c := newCrew(2)
+	defer c.close()
+	fetched := func() bool {
+		caller, both := &c.shares[0], make(chan struct{})
+		c.run(2, func(_, worker int) {
+			if worker == 1 {
+				both <- struct{}{}
+				return
+			}
+			<-both
+			caller.cpu.Store(-2)
+			unix.Nanosleep(&unix.Timespec{Nsec: 5e6}, nil)
+		})
+		return caller.cpu.Load() != -2
+	}
+	c.begin()
+	sleepUntil(t, "the caller is fetched", fetched)
+	c.end()
+	if fetched() {
+		t.Error("a caller was fetched that has begun no batch")
+	}
+}
+
 // Where the system does not say which CPU a thread is on, or moves none, as in
 // some sandboxes, helpers stay where they are.
 func TestRefusedToMove(t *testing.T) {
-	for _, call := range []uint32{unix.SYS_GETCPU, unix.SYS_SCHED_GETAFFINITY, unix.SYS_SCHED_SETAFFINITY} {
+	for _, call := range []uint32{unix.SYS_GETCPU, unix.SYS_SCHED_GETAFFINITY, unix.SYS_SCHED_SETAFFINITY, unix.SYS_CLOCK_GETTIME} {
 		refused := make(chan error)
 		go func() {
 			runtime.LockOSThread() // for ever: the thread ends with the goroutine
@@ -170,6 +247,44 @@ func spreadRefused(t *testing.T, call uint32) {
 	if got := c.shares[1].cpu.Load(); (got == -1) != (call == unix.SYS_GETCPU) {
 		t.Errorf("call %d refused: on CPU %d afterwards", call, got)
 	}
+	clock := call == unix.SYS_CLOCK_GETTIME
+	if me := &c.shares[1]; fetch(me) != clock || clock && stopped(me.thread.Load()) {
+		t.Errorf("call %d refused: a thread was fetched, or stopped", call)
+	}
+}
+
+// aThread is a thread that does something again and again until the test ends.
+func aThread(t *testing.T, do func()) int32 {
+	number, stop := make(chan int32), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		number <- currentThread()
+		for {
+			select {
+			case <-stop:
+				close(number)
+				return
+			default:
+				do()
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-number })
+	return <-number
+}
+
+func spinning() {}
+func sleeping() { unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil) }
+
+// sleepUntil has the calling thread asleep until it is so, for 10 s at most.
+func sleepUntil(t *testing.T, what string, so func() bool) {
+	for range 10_000 {
+		if so() {
+			return
+		}
+		sleeping()
+	}
+	t.Errorf("not in 10 s: %s", what)
 }
 
 func allowed(t *testing.T) (set unix.CPUSet) {
