@@ -2,6 +2,7 @@ package engine
 
 import (
 	"runtime"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,26 +19,56 @@ func currentCPU() int32 {
 
 // leaveCPUs moves the calling thread to a CPU that it may use and none of those
 // threads is on. Where there are more threads than CPUs it stays, since a move to
-// another taken one costs both and helps nobody. It is bound to none.
+// another taken one costs both and helps nobody.
 func leaveCPUs(of []share) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var all unix.CPUSet
-	if unix.SchedGetaffinity(0, &all) != nil {
-		return
-	}
-	spare := all
-	for i := range of {
-		if cpu := of[i].cpu.Load(); cpu >= 0 {
-			spare.Clear(int(cpu))
+	move(0, func(all unix.CPUSet) unix.CPUSet {
+		for i := range of {
+			if cpu := of[i].cpu.Load(); cpu >= 0 {
+				all.Clear(int(cpu))
+			}
 		}
+		return all
+	})
+}
+
+// fetch moves a stopped thread of this process to the CPU of the calling one.
+func fetch(s *share) bool {
+	cpu := currentCPU()
+	moved := cpu >= 0 && move(int(s.thread.Load()), func(all unix.CPUSet) (here unix.CPUSet) {
+		if all.IsSet(int(cpu)) {
+			here.Set(int(cpu))
+		}
+		return here
+	})
+	if moved {
+		s.cpu.Store(cpu)
 	}
-	if spare == (unix.CPUSet{}) {
-		return
+	return moved
+}
+
+// moving is held by who has narrowed the CPUs of a thread: another one would take
+// those for all that the thread may use, and give it no more back.
+var moving sync.Mutex
+
+// move has a thread, 0 is the calling one, go on with one of some CPUs of those
+// that it may use. It is bound to none afterwards.
+func move(thread int, some func(all unix.CPUSet) unix.CPUSet) bool {
+	if !moving.TryLock() { // nobody waits for one that may be stopped
+		return false
 	}
-	if unix.SchedSetaffinity(0, &spare) == nil {
-		release(0, &all)
+	defer moving.Unlock()
+	var all unix.CPUSet
+	if unix.SchedGetaffinity(thread, &all) != nil {
+		return false
 	}
+	to := some(all)
+	if to == (unix.CPUSet{}) || unix.SchedSetaffinity(thread, &to) != nil {
+		return false
+	}
+	release(thread, &all)
+	return true
 }
 
 // release lets a thread use the CPUs that it might use before, 0 is the calling
@@ -50,23 +81,6 @@ func release(thread int, before *unix.CPUSet) {
 	if unix.SchedSetaffinity(thread, &every) != nil || unix.SchedGetaffinity(thread, &got) != nil || got != *before {
 		unix.SchedSetaffinity(thread, before)
 	}
-}
-
-// fetch moves a stopped thread of this process to the CPU of the calling one,
-// and binds it to none.
-func fetch(s *share) bool {
-	thread, cpu := int(s.thread.Load()), currentCPU()
-	if cpu < 0 {
-		return false
-	}
-	var all, here unix.CPUSet
-	here.Set(int(cpu))
-	if unix.SchedGetaffinity(thread, &all) != nil || unix.SchedSetaffinity(thread, &here) != nil {
-		return false
-	}
-	release(thread, &all)
-	s.cpu.Store(cpu)
-	return true
 }
 
 // stopped says whether a thread of this process has no CPU: its clock stands still.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -170,6 +171,26 @@ func TestFetchedIsBoundToNone(t *testing.T) {
 			t.Fatalf("it may use %d CPUs after, %d before; %v", after.Count(), before.Count(), err)
 		}
 	}
+}
+
+// A thread that several fetch at once, while it leaves a CPU itself, is bound to none.
+func TestFetchedByManyIsBoundToNone(t *testing.T) {
+	var s share
+	s.thread.Store(aThread(t, func() { leaveCPUs(on(currentCPU())) }))
+	before := allowed(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				fetch(&s)
+			}
+		})
+	}
+	wg.Wait()
+	sleepUntil(t, "it may use all CPUs again", func() bool {
+		var after unix.CPUSet
+		return unix.SchedGetaffinity(int(s.thread.Load()), &after) == nil && after == before
+	})
 }
 
 // A caller that waits for a helper that was stopped in a tile fetches it, and the
