@@ -172,7 +172,7 @@ type chatLogprob struct {
 	Token   string        `json:"token"`
 	Logprob float32       `json:"logprob"`
 	Bytes   []int         `json:"bytes"`
-	Top     []chatLogprob `json:"top_logprobs,omitempty"`
+	Top     []chatLogprob `json:"top_logprobs,omitzero"`
 }
 
 type completionLogprobs struct {
@@ -291,7 +291,7 @@ type sglangMeta struct {
 	Cached     int             `json:"cached_tokens"`
 	Finish     any             `json:"finish_reason"`
 	Input      json.RawMessage `json:"input_token_logprobs,omitempty"`
-	InputTop   json.RawMessage `json:"input_top_logprobs,omitempty"`
+	InputTop   json.RawMessage `json:"input_top_logprobs,omitzero"`
 	Logprobs   [][]any         `json:"output_token_logprobs,omitzero"`
 	Top        [][]any         `json:"output_top_logprobs,omitzero"`
 }
