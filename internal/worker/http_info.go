@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"os"
 	"time"
@@ -37,44 +36,21 @@ func (h *httpSide) tokenizerInfo(w http.ResponseWriter, _ *http.Request) {
 		"vocab_size": h.text.vocab(), "model_max_length": h.context})
 }
 
-// tokenizeBody is ours, or with Prompt vLLM's: there control tokens in the text
-// are recognised unless parse_special says no.
-type tokenizeBody struct {
-	Text          *string         `json:"text"`
-	Prompt        *string         `json:"prompt"`
-	Messages      json.RawMessage `json:"messages"`
-	ParseSpecial  *bool           `json:"parse_special"`
-	AddSpecial    *bool           `json:"add_special_tokens"`
-	AddGeneration *bool           `json:"add_generation_prompt"`
-}
-
 func (h *httpSide) tokenize(w http.ResponseWriter, r *http.Request) {
 	data, e := body(w, r)
-	var in tokenizeBody
+	var in *api.Tokenize
 	if e == nil {
-		if err := json.Unmarshal(data, &in); err != nil {
-			e = api.Errorf(api.InvalidRequest, "the body is not what /tokenize takes: %v", err)
-		}
+		in, e = api.ParseTokenize(data)
 	}
-	var ids []int32
+	ids := []int32{}
 	switch {
 	case e != nil:
-	case in.Text != nil && in.Messages == nil && in.Prompt == nil:
-		ids = h.text.encode(*in.Text, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial != nil && *in.ParseSpecial)
-	case in.Prompt != nil && in.Messages == nil && in.Text == nil:
-		ids = h.text.encode(*in.Prompt, in.AddSpecial == nil || *in.AddSpecial, in.ParseSpecial == nil || *in.ParseSpecial)
-	case in.Messages != nil && in.Text == nil && in.Prompt == nil:
-		var req *api.Request
-		if req, e = api.ParseChat(append(append([]byte(`{"messages":`), in.Messages...), '}')); e == nil {
-			ids, e = h.text.chat(req.Messages, in.AddGeneration == nil || *in.AddGeneration)
-		}
+	case in.Messages != nil:
+		ids, e = h.text.chat(in.Messages, in.Generation)
 	default:
-		e = api.Errorf(api.InvalidRequest, "/tokenize takes one of `text`, `messages` and `prompt`")
+		ids = append(ids, h.text.encode(in.Text, in.Begin, in.Special)...)
 	}
 	if e == nil {
-		if ids == nil {
-			ids = []int32{}
-		}
 		e = writeJSON(w, map[string]any{"tokens": ids, "count": len(ids), "max_model_len": h.context})
 	}
 	if e != nil {
@@ -84,21 +60,12 @@ func (h *httpSide) tokenize(w http.ResponseWriter, r *http.Request) {
 
 func (h *httpSide) detokenize(w http.ResponseWriter, r *http.Request) {
 	data, e := body(w, r)
-	var in struct {
-		Tokens []int32 `json:"tokens"`
+	var ids []int32
+	if e == nil {
+		ids, e = api.ParseDetokenize(data, h.text.vocab())
 	}
 	if e == nil {
-		if err := json.Unmarshal(data, &in); err != nil || in.Tokens == nil {
-			e = &api.Error{Code: api.InvalidRequest, Param: "tokens", Message: "`tokens` must be a list of token ids"}
-		}
-	}
-	for _, id := range in.Tokens {
-		if id < 0 || int(id) >= h.text.vocab() {
-			e = &api.Error{Code: api.InvalidRequest, Param: "tokens", Message: "`tokens` holds an id that the model has not"}
-		}
-	}
-	if e == nil {
-		text := h.text.decode(in.Tokens)
+		text := h.text.decode(ids)
 		e = writeJSON(w, map[string]any{"text": text, "prompt": text})
 	}
 	if e != nil {
@@ -108,21 +75,16 @@ func (h *httpSide) detokenize(w http.ResponseWriter, r *http.Request) {
 
 func (h *httpSide) abortRequest(w http.ResponseWriter, r *http.Request) {
 	data, e := body(w, r)
-	var in struct {
-		RID string `json:"rid"`
-		All bool   `json:"abort_all"`
-	}
+	var rid string
+	var all bool
 	if e == nil {
-		if err := json.Unmarshal(data, &in); err != nil || (in.RID == "") == !in.All {
-			e = api.Errorf(api.InvalidRequest, "/abort_request takes either `rid` or `abort_all`: true")
-		}
+		rid, all, e = api.ParseAbort(data)
 	}
 	if e != nil {
 		api.WriteError(w, e)
 		return
 	}
-	n := h.abortRID(in.RID, in.All)
-	writeJSON(w, map[string]any{"aborted": n})
+	writeJSON(w, map[string]any{"aborted": h.abortRID(rid, all)})
 }
 
 // readyz says whether this worker can serve now, and if not, why.
