@@ -186,7 +186,7 @@ func (x *exchange) dispatch(now time.Duration) {
 	x.askJournal(a, &in)
 	x.history.routed(now, a, in.Rooms[0])
 	a.segs, _, a.length = x.scan.Splice(make([][]byte, 0, 6), make([]byte, 0, 192), in)
-	a.header["X-Request-Timeout"] = []string{strconv.FormatInt((x.until-now).Milliseconds(), 10) + "ms"}
+	a.header[api.TimeoutHeader] = []string{strconv.FormatInt((x.until-now).Milliseconds(), 10) + "ms"}
 	// The prefill's context does not end with the client's request: it may
 	// outlive it by endGrace. The machine ends it.
 	a.ctx[Prefill], a.cancel[Prefill] = context.WithCancelCause(x.r.base)
@@ -707,10 +707,14 @@ func (c legConn) ReadFrom(r io.Reader) (int64, error) {
 // answer tells the client how a request ended that did not end well.
 func (x *exchange) answer() {
 	x.mu.Lock()
-	v := x.fail
+	v, end := x.fail, x.pair.end
 	x.mu.Unlock()
 	switch {
-	case v.err == nil: // all is written, or nobody is there
+	case end == nil: // all is written
+	case end.Code == api.ClientGone && !x.headed:
+		api.WriteError(x.w, end) // who has only closed its sending side can still be told
+	case end.Code == api.ClientGone:
+		x.abort = true // and must not take what it has for the whole
 	case x.firstByte == 0 && v.pass != nil:
 		copyHeader(x.w.Header(), v.pass.header)
 		x.w.Header().Set("Content-Length", strconv.Itoa(len(v.pass.body)))

@@ -323,6 +323,38 @@ func TestClientGoneIsNobodysFault(t *testing.T) {
 	})
 }
 
+// A client that closes only its sending side is taken for one that has left, for
+// nothing tells the two apart. It can still read, and must not read a success.
+func TestClientThatStillReadsIsTold(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		d    func(*stub, http.ResponseWriter, *http.Request, []byte)
+		want int
+		cut  bool
+	}{
+		{"before the answer", hang, 499, false},
+		{"in the middle of a stream", func(s *stub, w http.ResponseWriter, r *http.Request, b []byte) {
+			stream(0, "data: 1\n\n")(s, w, r, b)
+			<-r.Context().Done()
+		}, 200, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
+				f.p[0].serve, f.d[0].serve = hang, c.d
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				w := httptest.NewRecorder()
+				defer func() {
+					if cut := recover() == http.ErrAbortHandler; cut != c.cut || w.Code != c.want {
+						t.Errorf("status %d, cut %v, body %q", w.Code, cut, w.Body)
+					}
+				}()
+				f.r.routes().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/chat/completions", strings.NewReader(chat)))
+			})
+		})
+	}
+}
+
 // Shows F-51. A request whose time is out before the first byte is a 504, in a
 // stream an event, and a 408 while its body still comes.
 func TestDeadline(t *testing.T) {
@@ -545,7 +577,7 @@ func TestRefusedRequests(t *testing.T) {
 			{"unknown path", "POST", "/v2/x", ask, nil, 404, "not_found"},
 			{"wrong method", "GET", "/generate", "", nil, 405, "method_not_allowed"},
 			{"bad timeout", "POST", "/generate", ask, []string{"X-Request-Timeout", "soon"}, 400, "invalid_request"},
-			{"negative timeout", "POST", "/generate", ask, []string{"X-Request-Timeout", "-1s"}, 400, "invalid_request"},
+			{"no time left", "POST", "/generate", ask, []string{"X-Request-Timeout", "-1s"}, 408, "deadline_exceeded"},
 		} {
 			req, _ := http.NewRequest(c.method, "http://router:80"+c.path, strings.NewReader(c.body))
 			for i := 0; i < len(c.header); i += 2 {

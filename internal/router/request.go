@@ -34,7 +34,7 @@ func (r *Router) generate(kind api.Kind) http.HandlerFunc {
 // memory, what has to be known of it out of the body.
 func (x *exchange) open() *api.Error {
 	r := x.r
-	limit, err := r.timeLimit(x.req)
+	limit, err := api.TimeLimit(x.req.Header.Get(api.TimeoutHeader), r.cfg.RequestTimeout)
 	if err != nil {
 		return err
 	}

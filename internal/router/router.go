@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -398,7 +397,7 @@ func (r *Router) peerHeader(req *http.Request) http.Header {
 	h := make(http.Header, len(req.Header)+2)
 	copyHeader(h, req.Header)
 	delete(h, "Accept-Encoding") // answers are looked into
-	delete(h, "X-Request-Timeout")
+	delete(h, api.TimeoutHeader)
 	switch token := r.cfg.PeerToken.Value(); {
 	case token != "":
 		h["Authorization"] = []string{"Bearer " + token}
@@ -406,19 +405,4 @@ func (r *Router) peerHeader(req *http.Request) http.Header {
 		delete(h, "Authorization")
 	}
 	return h
-}
-
-// timeLimit is how long a request may take: what the client allows, at most
-// what the router does.
-func (r *Router) timeLimit(req *http.Request) (time.Duration, *api.Error) {
-	s := req.Header.Get("X-Request-Timeout")
-	if s == "" {
-		return r.cfg.RequestTimeout, nil
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d <= 0 {
-		return 0, &api.Error{Code: api.InvalidRequest, Param: "X-Request-Timeout",
-			Message: "X-Request-Timeout " + strconv.Quote(s[:min(len(s), 64)]) + " is no duration above zero, like 30s or 500ms"}
-	}
-	return min(d, r.cfg.RequestTimeout), nil
 }

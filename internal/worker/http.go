@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -169,28 +168,6 @@ func body(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
 	return data, nil
 }
 
-// deadline is the end of the request's time: the worker's own limit, or the
-// client's X-Request-Timeout if that is sooner.
-func (h *httpSide) deadline(r *http.Request) (time.Time, *api.Error) {
-	limit := h.cfg.RequestTimeout
-	if v := r.Header.Get("X-Request-Timeout"); v != "" {
-		d, err := time.ParseDuration(v)
-		if err != nil {
-			if secs, e := strconv.ParseFloat(v, 64); e == nil && secs < 1e9 {
-				d, err = time.Duration(secs*float64(time.Second)), nil
-			}
-		}
-		if err != nil {
-			return time.Time{}, &api.Error{Code: api.InvalidRequest, Param: "X-Request-Timeout", Message: "X-Request-Timeout " + strconv.Quote(v) + " is not a duration like 30s"}
-		}
-		if d <= 0 {
-			return time.Time{}, &api.Error{Code: api.DeadlineExceeded, Status: http.StatusRequestTimeout, Message: "the request's time was over before any work"}
-		}
-		limit = min(limit, d)
-	}
-	return time.Now().Add(limit), nil
-}
-
 // generation is the handler of the three paths that make tokens.
 func (h *httpSide) generation(parse func([]byte) (*api.Request, *api.Error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -204,11 +181,12 @@ func (h *httpSide) generation(parse func([]byte) (*api.Request, *api.Error)) htt
 }
 
 func (h *httpSide) generate(w http.ResponseWriter, r *http.Request, parse func([]byte) (*api.Request, *api.Error), e *entry) *api.Error {
-	deadline, err := h.deadline(r)
+	limit, err := api.TimeLimit(r.Header.Get(api.TimeoutHeader), h.cfg.RequestTimeout)
 	if err != nil {
 		return err
 	}
-	api.BoundBody(w, r, min(bodyWait, time.Until(deadline)))
+	deadline := time.Now().Add(limit)
+	api.BoundBody(w, r, min(bodyWait, limit))
 	data, err := body(w, r)
 	if err != nil {
 		return err
