@@ -134,7 +134,7 @@ func (c *benchReceiverCmd) Run(ctx context.Context, s *settings) error {
 	if err := s.unknown(); err != nil {
 		return err
 	}
-	return (&bench.TransferReceiver{Extent: int64(c.Extent), Size: int64(c.Size), KV: c.KV, Plain: c.Plain, Core: c.Core}).Run(ctx, os.Stdin, os.Stdout)
+	return (&bench.TransferReceiver{Extent: int64(c.Extent), Size: int64(c.Size), KV: c.KV, Plain: c.Plain, Core: c.Core}).Run(ctx, os.Stdin, stdout)
 }
 
 type benchLoopCmd struct {
@@ -198,7 +198,7 @@ func printed[R interface {
 		print = r.JSON
 	}
 	if r != nothing {
-		err = errors.Join(err, print(os.Stdout))
+		err = errors.Join(err, print(stdout))
 	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx) // whatever it broke off

@@ -57,14 +57,14 @@ func (c *explainCmd) Run(ctx context.Context, s *settings) error {
 		return fmt.Errorf("the router at %s knows no request %q: it keeps the last %d that ended", c.Router, c.RID, metric.Kept)
 	}
 	if c.JSON {
-		_, err = os.Stdout.Write(body)
+		_, err = stdout.Write(body)
 		return err
 	}
 	for i := range list {
 		if i > 0 {
-			fmt.Println()
+			fmt.Fprintln(stdout)
 		}
-		explain(os.Stdout, c.Router, &list[i])
+		explain(stdout, c.Router, &list[i])
 	}
 	return nil
 }

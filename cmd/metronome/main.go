@@ -65,7 +65,7 @@ func run(args []string) int {
 	var c cli
 	set := &settings{}
 	exit := -1
-	k, err := kong.New(&c, kong.Name("metronome"), kong.Description(description), kong.UsageOnError(),
+	k, err := kong.New(&c, kong.Name("metronome"), kong.Description(description), kong.UsageOnError(), kong.Writers(stdout, os.Stderr),
 		kong.Resolvers(set), kong.Help(helpWithExamples), kong.Exit(func(code int) { exit = code }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))
 	if err != nil {
@@ -77,6 +77,9 @@ func run(args []string) int {
 		return report(args, err)
 	}
 	parsed, err := k.Parse(args)
+	if lost := stdout.judge(nil); lost != nil { // that of --help
+		return report(args, lost)
+	}
 	if exit >= 0 {
 		return exit
 	}
@@ -89,8 +92,11 @@ func run(args []string) int {
 	}
 	ctx, stop := stopSignals()
 	defer stop()
+	ctx, lost := context.WithCancel(ctx)
+	defer lost()
+	stdout.onLoss(lost)
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	return report(args, interrupted(ctx, set.blame(parsed.Run(set))))
+	return report(args, interrupted(ctx, stdout.judge(set.blame(parsed.Run(set)))))
 }
 
 // interrupted is what a command says that a signal ended before it was done.

@@ -48,9 +48,9 @@ func (c *pullCmd) Run(ctx context.Context, s *settings) error {
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s; licence %s; by %s\n", m.Name, m.Title, m.Licence, m.Origin)
 	if c.JSON {
-		return json.NewEncoder(os.Stdout).Encode(map[string]any{"name": m.Name, "path": path, "size": m.Size, "sha256": m.SHA256, "licence": m.Licence})
+		return json.NewEncoder(stdout).Encode(map[string]any{"name": m.Name, "path": path, "size": m.Size, "sha256": m.SHA256, "licence": m.Licence})
 	}
-	_, err = fmt.Println(path)
+	_, err = fmt.Fprintln(stdout, path)
 	return err
 }
 
@@ -153,7 +153,7 @@ func (c *modelsCmd) Run(s *settings) error {
 		return err
 	}
 	if c.JSON {
-		out := json.NewEncoder(os.Stdout)
+		out := json.NewEncoder(stdout)
 		for _, r := range rows {
 			if err := out.Encode(r); err != nil {
 				return err
@@ -161,7 +161,7 @@ func (c *modelsCmd) Run(s *settings) error {
 		}
 		return nil
 	}
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "MODEL\tSIZE\tARCHITECTURE\tQUANTISATION\tPARAMETERS\tCONTEXT\tSERVED")
 	for _, r := range rows {
 		fmt.Fprintf(w, "%s\t%.1f MB\t%s\t%s\t%s\t%s\t%s\n", r.Model, float64(r.Size)/1e6, orDash(r.Architecture), orDash(r.Quantisation), count(r.Parameters), count(r.Context), r.verdict())

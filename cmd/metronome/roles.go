@@ -81,7 +81,7 @@ func (c *commonFlags) begin(ctx context.Context) (context.Context, *process, err
 // announce prints the ready line.
 func (c *commonFlags) announce(r readyLine) {
 	if c.JSON {
-		json.NewEncoder(os.Stdout).Encode(r)
+		json.NewEncoder(stdout).Encode(r)
 		return
 	}
 	line := "ready " + r.Role + " " + r.HTTP
@@ -91,7 +91,7 @@ func (c *commonFlags) announce(r readyLine) {
 	for _, kv := range r.KV {
 		line += " kv " + kv
 	}
-	fmt.Println(line)
+	fmt.Fprintln(stdout, line)
 }
 
 // check refuses flags that are named and not built yet, and settles the KV
@@ -424,7 +424,7 @@ const Version = "0.1.0-dev"
 
 // Run prints the version.
 func (c *versionCmd) Run() error {
-	fmt.Println("metronome", Version)
+	fmt.Fprintln(stdout, "metronome", Version)
 	if !c.Verbose {
 		return nil
 	}
@@ -436,6 +436,6 @@ func (c *versionCmd) Run() error {
 			}
 		}
 	}
-	fmt.Printf("revision %s\n%s %s/%s\nkernels %s\n", revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, engine.Kernels())
+	fmt.Fprintf(stdout, "revision %s\n%s %s/%s\nkernels %s\n", revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, engine.Kernels())
 	return nil
 }

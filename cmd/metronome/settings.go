@@ -181,7 +181,7 @@ func (c *configCmd) Run(s *settings) error {
 	if s.file != "" {
 		args = append(args, "--config", s.file)
 	}
-	k, err := kong.New(&all, kong.Name("metronome"), kong.Resolvers(inner), kong.Exit(func(int) {}))
+	k, err := kong.New(&all, kong.Name("metronome"), kong.Writers(stdout, os.Stderr), kong.Resolvers(inner), kong.Exit(func(int) {}))
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (s *settings) onLine(name string) bool {
 func (s *settings) chosen(name string) bool { return s.origin[name] != "" || s.onLine(name) }
 
 func (s *settings) print() error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SETTING\tVALUE\tUNIT\tORIGIN\tMEANING")
 	for _, group := range s.parsed.Selected().AllFlags(true) {
 		for _, f := range group {

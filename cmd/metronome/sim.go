@@ -54,29 +54,29 @@ func (c *simCmd) Run(ctx context.Context) error {
 	}
 	shape := sim.Shape{Prefills: c.Prefills, Decodes: c.Decodes, Requests: c.Requests}
 	if c.Verbose {
-		return c.verbose(shape)
+		return c.verbose(ctx, shape)
 	}
-	limit := c.For + time.Duration(c.Hours*float64(time.Hour))
-	if limit > 0 {
+	hunt := ctx
+	if limit := c.For + time.Duration(c.Hours*float64(time.Hour)); limit > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, limit)
+		hunt, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	} else if c.Seeds == 0 {
 		c.Seeds = 1000
 	}
-	fmt.Printf("seeds from %d on, %d × %d workers, %d requests each, %d at once\n", c.Seed, c.Prefills, c.Decodes, c.Requests, runtime.GOMAXPROCS(0))
+	fmt.Fprintf(stdout, "seeds from %d on, %d × %d workers, %d requests each, %d at once\n", c.Seed, c.Prefills, c.Decodes, c.Requests, runtime.GOMAXPROCS(0))
 	began, told := time.Now(), time.Now()
-	t := sim.Hunt(ctx, c.Seed, c.Seeds, shape, 1, func(t *sim.Tally) {
+	t := sim.Hunt(hunt, c.Seed, c.Seeds, shape, 1, func(t *sim.Tally) {
 		if time.Since(told) > 10*time.Second {
 			told = time.Now()
-			fmt.Printf("%v: %d seeds, %d requests, %d events\n", time.Since(began).Round(time.Second), t.Seeds, t.Requests, t.Events)
+			fmt.Fprintf(stdout, "%v: %d seeds, %d requests, %d events\n", time.Since(began).Round(time.Second), t.Seeds, t.Requests, t.Events)
 		}
 	})
 	took := time.Since(began)
-	fmt.Printf("%d seeds in %v (%.0f a minute), %d requests: %d served with %d tokens, the others by name:%s\n", t.Seeds, took.Round(time.Millisecond),
+	fmt.Fprintf(stdout, "%d seeds in %v (%.0f a minute), %d requests: %d served with %d tokens, the others by name:%s\n", t.Seeds, took.Round(time.Millisecond),
 		float64(t.Seeds)/took.Minutes(), t.Requests, t.Served, t.Tokens, byName(t.Ends))
 	if len(t.Found) == 0 {
-		return nil
+		return ctx.Err()
 	}
 	return c.shrink(t.Found[0], shape)
 }
@@ -91,13 +91,13 @@ func byName(ends map[string]int) string {
 
 // shrink makes what was found small and tells how to see it.
 func (c *simCmd) shrink(f sim.Found, shape sim.Shape) error {
-	fmt.Printf("seed %d breaks a rule: %v\nmaking it smaller\n", f.Seed, f.Violation)
+	fmt.Fprintf(stdout, "seed %d breaks a rule: %v\nmaking it smaller\n", f.Seed, f.Violation)
 	p := sim.Shrink(sim.Draw(f.Seed, shape), 500, nil)
 	if err := os.WriteFile(c.Out, p.Encode(), 0o644); err != nil {
 		return err
 	}
-	fmt.Printf("%d faults, %d requests are left in %s; its transcript:\n", len(p.Faults), len(p.Requests), c.Out)
-	_, err := sim.Run(p, os.Stdout)
+	fmt.Fprintf(stdout, "%d faults, %d requests are left in %s; its transcript:\n", len(p.Faults), len(p.Requests), c.Out)
+	_, err := sim.Run(p, stdout)
 	return fmt.Errorf("seed %d: %w", f.Seed, err)
 }
 
@@ -110,15 +110,18 @@ func (c *simCmd) replay() error {
 	if err != nil {
 		return usageError{fmt.Errorf("%s: %w", c.Replay, err)}
 	}
-	_, err = sim.Run(p, os.Stdout)
+	_, err = sim.Run(p, stdout)
 	return err
 }
 
-func (c *simCmd) verbose(shape sim.Shape) error {
+func (c *simCmd) verbose(ctx context.Context, shape sim.Shape) error {
 	var all error
 	for i := range uint64(max(1, c.Seeds)) {
-		fmt.Printf("seed %d\n", c.Seed+i)
-		_, err := sim.Run(sim.Draw(c.Seed+i, shape), os.Stdout)
+		if ctx.Err() != nil {
+			return errors.Join(all, ctx.Err())
+		}
+		fmt.Fprintf(stdout, "seed %d\n", c.Seed+i)
+		_, err := sim.Run(sim.Draw(c.Seed+i, shape), stdout)
 		all = errors.Join(all, err)
 	}
 	return all
@@ -126,9 +129,9 @@ func (c *simCmd) verbose(shape sim.Shape) error {
 
 // compare plays the same scene with a loop that waits and with ours.
 func (c *simCmd) compare() error {
-	fmt.Println("One stream over a healthy prefill, a token each 20 ms; at 5 s others ask for prefills whose registries hang,")
-	fmt.Println("and a newcomer for another healthy one. 15 attempts of 5 s, 1 s apart. Virtual time; what the clients see in 55 s:")
-	fmt.Printf("\n%5s  %-20s %12s %14s  %s\n", "hung", "decode loop", "longest gap", "gaps over 1 s", "newcomer's first token after")
+	fmt.Fprintln(stdout, "One stream over a healthy prefill, a token each 20 ms; at 5 s others ask for prefills whose registries hang,")
+	fmt.Fprintln(stdout, "and a newcomer for another healthy one. 15 attempts of 5 s, 1 s apart. Virtual time; what the clients see in 55 s:")
+	fmt.Fprintf(stdout, "\n%5s  %-20s %12s %14s  %s\n", "hung", "decode loop", "longest gap", "gaps over 1 s", "newcomer's first token after")
 	for _, hung := range []int{1, 2, 4} {
 		old, ours := sim.Compare(hung, true), sim.Compare(hung, false)
 		for _, r := range []*sim.Comparison{old, ours} {
@@ -144,7 +147,7 @@ func (c *simCmd) compare() error {
 			if r.Newcomer > 0 {
 				first = r.Newcomer.Round(time.Millisecond).String()
 			}
-			fmt.Printf("%5d  %-20s %12v %14d  %s\n", hung, name, r.Longest.Round(time.Millisecond), long, first)
+			fmt.Fprintf(stdout, "%5d  %-20s %12v %14d  %s\n", hung, name, r.Longest.Round(time.Millisecond), long, first)
 		}
 		if hung == 1 && c.SVG != "" {
 			if err := os.WriteFile(c.SVG, sim.Chart(old, ours), 0o644); err != nil {

@@ -94,7 +94,7 @@ func (c *upCmd) Run(ctx context.Context, s *settings) error {
 		return err
 	}
 	if c.JSON {
-		err = json.NewEncoder(os.Stdout).Encode(line)
+		err = json.NewEncoder(stdout).Encode(line)
 	} else {
 		err = c.table(f, line)
 	}
@@ -302,7 +302,7 @@ func withoutSettings(env []string) []string {
 
 // table shows the fleet and a request to copy.
 func (c *upCmd) table(f *fleet, line *upLine) error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "WHO\tWHERE\tPID\tMODEL\tMEMORY")
 	where := map[int]string{}
 	for _, p := range line.Prefill {
@@ -322,7 +322,7 @@ func (c *upCmd) table(f *fleet, line *upLine) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Printf("\nready up %s\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"What is a bridge?\"}],\"stream\":true}'\n\n", line.Router, line.Router)
+	_, err := fmt.Fprintf(stdout, "\nready up %s\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"What is a bridge?\"}],\"stream\":true}'\n\n", line.Router, line.Router)
 	return err
 }
 
