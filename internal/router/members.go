@@ -25,6 +25,7 @@ type worker struct {
 	name          string // scheme://host:port, as in logs and errors
 	hash          uint64 // of the name
 	url           url.URL
+	plain         bool   // no TLS, and a host that goes into a request's head as it is
 	bootstrapHost string // prefill: what decode is told; IPv6 in brackets
 	bootstrapPort int    // prefill: 0 when it was not given
 	instance      string // of one that joined
@@ -74,7 +75,8 @@ func parseWorker(role Leg, s string) (*worker, error) {
 
 // newWorker makes one from a URL that parseBase gave.
 func newWorker(role Leg, u url.URL) *worker {
-	w := &worker{role: role, url: u, name: u.String(), bootstrapHost: u.Hostname()}
+	w := &worker{role: role, url: u, name: u.String(), bootstrapHost: u.Hostname(),
+		plain: u.Scheme == "http" && strings.IndexFunc(u.Host, func(r rune) bool { return r > '~' || r == '%' }) < 0}
 	w.hash = hashKey(w.name)
 	if strings.Contains(w.bootstrapHost, ":") {
 		w.bootstrapHost = "[" + w.bootstrapHost + "]"

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -181,7 +180,10 @@ func (x *exchange) dispatch(now time.Duration) {
 	for i := range in.Rooms {
 		in.Rooms[i] = rand.Int64() // uniform in [0, 2^63-1], from the runtime's ChaCha8, seeded by the system
 	}
-	a.header = x.header.Clone()
+	if a.n > 1 {
+		x.header = x.header.Clone() // that of the attempt before may still be on its way
+	}
+	a.header = x.header
 	a.header[api.TimelineHeader] = []string{"1"}
 	x.askJournal(a, &in)
 	x.history.routed(now, a, in.Rooms[0])
@@ -629,15 +631,19 @@ func (x *exchange) watchIdle(a *attempt) {
 
 // send sends one leg and returns its answer's head, or what is wrong with it.
 func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
+	var resp *http.Response
+	var err error
 	u := a.workers[leg].url
-	u.Path, u.RawQuery = x.path, x.req.URL.RawQuery
-	req := (&http.Request{
-		Method: http.MethodPost, URL: &u, Header: a.header, ContentLength: int64(a.length), Body: &segments{segs: a.segs},
-		// A pooled connection may be closed by the worker as we write to it. The
-		// transport then sends the request again on a new one.
-		GetBody: func() (io.ReadCloser, error) { return &segments{segs: a.segs}, nil },
-	}).WithContext(a.ctx[leg])
-	resp, err := x.r.transport.RoundTrip(req)
+	if a.workers[leg].plain {
+		resp, err = x.r.pool.roundTrip(a.ctx[leg], &legRequest{u.Host, x.path, x.req.URL.RawQuery, a.header, a.segs, a.length})
+	} else {
+		u.Path, u.RawQuery = x.path, x.req.URL.RawQuery
+		resp, err = x.r.transport.RoundTrip((&http.Request{
+			Method: http.MethodPost, URL: &u, Header: a.header, ContentLength: int64(a.length), Body: &segments{segs: a.segs},
+			// For a second try on a new connection, as the pool's.
+			GetBody: func() (io.ReadCloser, error) { return &segments{segs: a.segs}, nil },
+		}).WithContext(a.ctx[leg]))
+	}
 	if err != nil {
 		return nil, &fault{kind: faultConnect, text: plainCause(a.ctx[leg], err)}
 	}
@@ -653,7 +659,7 @@ func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
 	return nil, statusFault(&answer{status: resp.StatusCode, header: resp.Header, body: body})
 }
 
-// segments reads a body from its pieces.
+// segments reads a body from its pieces, for net/http.
 type segments struct {
 	segs [][]byte
 	off  int
@@ -674,35 +680,6 @@ func (s *segments) Read(p []byte) (n int, err error) {
 }
 
 func (s *segments) Close() error { return nil }
-
-// writeTo writes what is left of the body, as it lies in memory: one writev
-// where the connection has it.
-func (s *segments) writeTo(w io.Writer) (int64, error) {
-	if len(s.segs) == 0 {
-		return 0, nil
-	}
-	rest := append(make(net.Buffers, 0, len(s.segs)), s.segs...)
-	rest[0] = rest[0][s.off:]
-	s.segs, s.off = nil, 0
-	return rest.WriteTo(w)
-}
-
-// legConn is a connection to a worker. net/http copies a body through a buffer
-// of its own, piece by piece; one of ours goes out without.
-type legConn struct{ net.Conn }
-
-// ReadFrom is what net/http calls with the body, after it has sent the head.
-// TLS is a layer between: there the body is copied.
-func (c legConn) ReadFrom(r io.Reader) (int64, error) {
-	if l, ok := r.(*io.LimitedReader); ok {
-		if s, ok := l.R.(*segments); ok { // all of it: send tells the length of what it sends
-			n, err := s.writeTo(c.Conn)
-			l.N -= n
-			return n, err
-		}
-	}
-	return io.Copy(c.Conn, r)
-}
 
 // answer tells the client how a request ended that did not end well.
 func (x *exchange) answer() {

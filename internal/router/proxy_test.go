@@ -1,12 +1,10 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -727,28 +725,6 @@ func TestClientLeavesAfterDone(t *testing.T) {
 		}
 	})
 }
-
-// What has been read of a body is not sent again.
-func TestSegmentsGoOnWhereTheyWere(t *testing.T) {
-	for read := range 8 {
-		s := &segments{segs: [][]byte{[]byte("a"), []byte("bcd"), nil, []byte("efg")}}
-		io.ReadFull(s, make([]byte, read))
-		var sent, left bytes.Buffer
-		n, err := legConn{Conn: writerConn{w: &sent}}.ReadFrom(io.LimitReader(s, int64(7-read)))
-		io.Copy(&left, s)
-		if want := "abcdefg"[read:]; sent.String() != want || int(n) != len(want) || err != nil || left.Len() != 0 {
-			t.Errorf("after %d bytes: sent %q (%d), left %q, %v", read, &sent, n, &left, err)
-		}
-	}
-}
-
-// writerConn is a connection as far as its writes go.
-type writerConn struct {
-	net.Conn
-	w io.Writer
-}
-
-func (c writerConn) Write(p []byte) (int, error) { return c.w.Write(p) }
 
 // A body that does not fit into one write is sent on byte for byte, to both
 // legs and again to the next pair.

@@ -35,7 +35,8 @@ type Router struct {
 	cfg       Config
 	table     *table
 	metrics   *metric.Set
-	transport http.RoundTripper // legs
+	pool      *legPool          // legs without TLS
+	transport http.RoundTripper // legs with TLS, and what one worker alone is asked for
 	probes    http.RoundTripper // a pool of its own: a busy leg's connection is no probe's
 	start     time.Time
 	handler   http.Handler
@@ -72,35 +73,38 @@ func New(cfg Config) (*Router, error) {
 		return nil, err
 	}
 	r.base, r.stop = context.WithCancel(context.Background())
-	r.transport, r.probes = r.newTransport(), r.newTransport()
+	dial := r.dialer()
+	r.pool, r.transport, r.probes = newLegPool(dial), newTransport(dial), newTransport(dial)
 	r.handler = r.routes()
 	return r, nil
 }
 
-// newTransport is a pool of connections to workers: HTTP/1.1, no compression,
-// no cap on their number, small packets sent at once (Go's default).
-func (r *Router) newTransport() *http.Transport {
+// dialer gives what opens connections to workers, within dialTimeout.
+func (r *Router) dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
 	dial := r.cfg.Dial
 	if dial == nil {
 		dial = newDialer().dial
 	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := api.WithTimeout(ctx, dialTimeout, fmt.Errorf("cannot connect within %v", dialTimeout))
+		defer cancel()
+		c, err := dial(ctx, network, addr)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return c, err
+	}
+}
+
+// newTransport is a pool of connections to workers: HTTP/1.1, no compression,
+// no cap on their number, small packets sent at once (Go's default).
+func newTransport(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
 	return &http.Transport{
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			ctx, cancel := api.WithTimeout(ctx, dialTimeout, fmt.Errorf("cannot connect within %v", dialTimeout))
-			defer cancel()
-			c, err := dial(ctx, network, addr)
-			switch {
-			case err == nil:
-				return legConn{c}, nil
-			case ctx.Err() != nil:
-				return nil, context.Cause(ctx)
-			}
-			return nil, err
-		},
+		DialContext:            dial,
 		TLSHandshakeTimeout:    dialTimeout,
 		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
 		DisableCompression:     true,
-		MaxIdleConnsPerHost:    4096,
+		MaxIdleConnsPerHost:    idleMost,
 		IdleConnTimeout:        workerIdle,
 		MaxResponseHeaderBytes: headerMax,
 	}
@@ -149,6 +153,7 @@ func (r *Router) Run(ctx context.Context, ln net.Listener) error {
 	r.stop()
 	r.legs.Wait()
 	r.probers.Wait()
+	r.pool.close()
 	r.transport.(*http.Transport).CloseIdleConnections()
 	r.probes.(*http.Transport).CloseIdleConnections()
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {

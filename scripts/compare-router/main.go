@@ -5,6 +5,7 @@
 //
 //	compare-router                           ours alone: the rows on failures and fidelity are asserted
 //	compare-router -sglang VENV -smg VENV    both others too, from Python environments that have them
+//	compare-router -builds BINARY,…          figures beside other builds of ours
 //
 // Figures are medians of rounds in which the routers take turns, so that what
 // else the machine does meets all of them; CPU is the router process's own, by
@@ -33,6 +34,7 @@ var (
 	binary   = flag.String("binary", "bin/metronome", "our binary")
 	sglang   = flag.String("sglang", "", "Python environment that has sglang-router")
 	smg      = flag.String("smg", "", "Python environment that has smg")
+	builds   = flag.String("builds", "", "further binaries of ours, by commas: the figures of each, in ratio to the first of them")
 	rounds   = flag.Int("rounds", 5, "rounds of each measured figure; 0: none")
 	only     = flag.String("only", "", "rows whose name this pattern matches")
 	out      = flag.String("out", "", "write the results to this page")
@@ -63,6 +65,13 @@ func compare() (bool, error) {
 		return false, err
 	}
 	peers := []peer{ours(*binary)}
+	for path := range strings.SplitSeq(*builds, ",") {
+		if path != "" {
+			p := ours(path)
+			p.name = path
+			peers = append(peers, p)
+		}
+	}
 	for _, o := range [][3]string{{"sglang-router", "sglang_router.launch_router", *sglang}, {"smg", "smg.launch_router", *smg}} {
 		if o[2] == "" {
 			continue
@@ -142,7 +151,11 @@ func (rep *report) figures(log *os.File, pattern *regexp.Regexp) error {
 
 // line is a figure's line of the table.
 func (m *meter) line(f figure) string {
-	v, base := m.values[f.name], m.values[f.name]["sglang-router"]
+	v, base, judged := m.values[f.name], []float64(nil), !f.ratio
+	if len(m.routers) > 1 {
+		base = m.values[f.name][m.routers[1].name]
+		judged = judged || m.routers[1].name == "sglang-router"
+	}
 	s := "| " + f.name + " |"
 	for i, r := range m.routers {
 		got := median(append([]float64{}, v[r.name]...))
@@ -155,7 +168,7 @@ func (m *meter) line(f figure) string {
 			goal = median(ratios)
 			cell += fmt.Sprintf(" (%.2f)", goal)
 		}
-		if judged := !f.ratio || base != nil; i == 0 && judged && goal > f.must {
+		if i == 0 && judged && goal > f.must {
 			cell = "**" + cell + "**"
 		}
 		s += " " + cell + " |"
