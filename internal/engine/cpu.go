@@ -171,14 +171,14 @@ func (e *CPU) Close() {
 	e.crew.close()
 }
 
-// errMemoryGone is what a file that is cut short does: the weights are mapped,
-// and what is no longer there cannot be read.
-var errMemoryGone = errors.New("the model cannot be read any more: its file was cut short while in use; start the worker anew, and replace a model by renaming a new file over it")
+// ErrModelGone is what a file that is cut short does: the weights are mapped,
+// and what is no longer there cannot be read. No later batch can be computed.
+var ErrModelGone = errors.New("the model cannot be read any more: its file was cut short while in use; start the worker anew, and replace a model by renaming a new file over it")
 
 // memoryGone says whether a panic is a page of a mapped file that is gone. All
 // other panics go on.
 func memoryGone(p any, mapped func(addr uintptr) bool) bool {
-	if p == nil || p == errMemoryGone {
+	if p == nil || p == ErrModelGone {
 		return p != nil
 	}
 	if fault, ok := p.(interface{ Addr() uintptr }); !ok || mapped == nil || !mapped(fault.Addr()) {
@@ -195,7 +195,7 @@ func (e *CPU) Run(b *Batch) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if memoryGone(recover(), e.w.mapped) {
-			err = errMemoryGone
+			err = ErrModelGone
 		}
 	}()
 	if err := checkBatch(b, &e.cfg, e.w.hyper.Vocab); err != nil {

@@ -105,7 +105,7 @@ func (c *crew) run(n int, do func(tile, worker int)) {
 		c.wait()
 	}
 	if c.broken.Swap(false) {
-		panic(errMemoryGone)
+		panic(ErrModelGone)
 	}
 }
 

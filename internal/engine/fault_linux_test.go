@@ -38,7 +38,7 @@ func TestFileCutShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 3 { // each batch, not the first only
-			if err := run(); !errors.Is(err, errMemoryGone) {
+			if err := run(); !errors.Is(err, ErrModelGone) {
 				t.Errorf("%d threads: %v", threads, err)
 			}
 		}
@@ -67,7 +67,7 @@ func TestOtherFaultsGoOn(t *testing.T) {
 		p      any
 		mapped func(uintptr) bool
 		want   bool
-	}{{fault(inside), f.Holds, false}, {fault(8), f.Holds, true}, {fault(inside), nil, true}, {"other", f.Holds, true}, {errMemoryGone, f.Holds, false}, {nil, nil, false}} {
+	}{{fault(inside), f.Holds, false}, {fault(8), f.Holds, true}, {fault(inside), nil, true}, {"other", f.Holds, true}, {ErrModelGone, f.Holds, false}, {nil, nil, false}} {
 		if got := goesOn(c.p, c.mapped); got != c.want {
 			t.Errorf("%v: goes on %v, want %v", c.p, got, c.want)
 		}

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ type batcher struct {
 	out   *inbox
 	idle  chan struct{} // closed when run has returned
 	clock clock
+	gone  func(error)  // told once the engine can compute nothing any more; does not wait
 	alive atomic.Int64 // when the batch under way began or last finished a layer, in ns; 0: none is
 }
 
@@ -35,8 +37,8 @@ type pass struct {
 	layered time.Duration // prefill: when its first layer was computed
 }
 
-func newBatcher(eng engine.Engine, out *inbox, c clock) *batcher {
-	return &batcher{eng: eng, queue: make(chan *pass, 2), out: out, idle: make(chan struct{}), clock: c}
+func newBatcher(eng engine.Engine, out *inbox, c clock, gone func(error)) *batcher {
+	return &batcher{eng: eng, queue: make(chan *pass, 2), out: out, idle: make(chan struct{}), clock: c, gone: gone}
 }
 
 // lives notes that the engine gets on. It runs on the engine's goroutine.
@@ -64,7 +66,9 @@ func (b *batcher) run() {
 	defer close(b.idle)
 	for p := range b.queue {
 		b.lives()
-		p.run(b.eng)
+		if err := p.run(b.eng); errors.Is(err, engine.ErrModelGone) {
+			b.gone(err)
+		}
 		b.alive.Store(0)
 		b.out.push(p)
 	}
@@ -78,7 +82,7 @@ func (b *batcher) close() {
 	<-b.idle
 }
 
-func (p *pass) run(eng engine.Engine) {
+func (p *pass) run(eng engine.Engine) error {
 	err := eng.Run(&p.batch)
 	p.done.Err = engineFailed(err)
 	p.done.Tokens, p.done.Errs = p.done.Tokens[:0], p.done.Errs[:0]
@@ -90,6 +94,7 @@ func (p *pass) run(eng engine.Engine) {
 		p.done.Tokens = append(p.done.Tokens, token)
 		p.done.Errs = append(p.done.Errs, engineFailed(row.Err))
 	}
+	return err
 }
 
 func engineFailed(err error) *sched.Error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
@@ -350,6 +351,60 @@ func TestEngineFailure(t *testing.T) {
 		}
 		if got, end := collect(t, good); end.Reason != EndLength || len(got) != 10 {
 			t.Errorf("end %+v", end)
+		}
+	})
+}
+
+// An engine whose model is gone never recovers: the worker takes nothing more,
+// says why wherever it is asked, ends what is open, and logs it once.
+func TestModelGone(t *testing.T) {
+	e := newClockwork(16, time.Millisecond)
+	gone := false
+	e.fail = func(*engine.Batch) error {
+		if gone {
+			return engine.ErrModelGone
+		}
+		return nil
+	}
+	var log strings.Builder
+	onBench(t, Config{MaxRunning: 1, Log: slog.New(slog.NewTextHandler(&log, nil))}, e, func(t *testing.T, w *Worker) {
+		good := job(prompt(1, 20), 10)
+		if err := w.Submit(good); err != nil {
+			t.Fatal(err)
+		}
+		if got, end := collect(t, good); end.Reason != EndLength || len(got) != 10 || len(w.broke) != 0 {
+			t.Fatalf("before: end %+v, %d failures", end, len(w.broke))
+		}
+		gone = true
+		jobs := []*Job{job(prompt(2, 20), 10), job(prompt(3, 20), 10)}
+		for _, j := range jobs {
+			if err := w.Submit(j); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case cause := <-w.broke:
+			w.fail(cause)
+		case <-time.After(time.Minute):
+			t.Fatal("the worker goes on")
+		}
+		for _, j := range jobs {
+			if _, end := collect(t, j); end.Reason != EndFailed || end.Err.Code != api.Internal || !strings.Contains(end.Err.Message, "cut short") {
+				t.Errorf("end %+v", end)
+			}
+		}
+		if err := w.Submit(job(prompt(4, 20), 10)); err == nil || err.Code != api.Draining || err.RetryAfter == 0 {
+			t.Errorf("afterwards: %v", err)
+		}
+		h := &httpSide{w: w, cfg: w.cfg}
+		for path, f := range map[string]http.HandlerFunc{"/health": h.health, "/health_generate": h.healthGenerate, "/readyz": h.readyz} {
+			r := httptest.NewRecorder()
+			if f(r, httptest.NewRequest("GET", path, nil)); r.Code != 503 || !strings.Contains(r.Body.String(), "cut short") {
+				t.Errorf("%s: %d %s", path, r.Code, r.Body)
+			}
+		}
+		if got := strings.Count(log.String(), "level=ERROR"); got != 1 || !strings.Contains(log.String(), "cut short") {
+			t.Errorf("%d errors in the log: %s", got, log.String())
 		}
 	})
 }

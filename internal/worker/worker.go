@@ -66,6 +66,7 @@ type Worker struct {
 	phase atomic.Int32  // a phase… value
 	ended chan struct{} // capacity 1: a loop has no open job any more
 	broke chan error    // capacity 1: what ends Run at once
+	cause error         // that, set before phaseFailed
 	ready chan ReadyLine
 	allow func(host string) bool // nil: any host
 
@@ -78,6 +79,7 @@ const (
 	phaseStarting int32 = iota
 	phaseReady
 	phaseDraining
+	phaseFailed
 )
 
 // openBeyond is how many jobs may be open beyond those that run or queue: on
@@ -142,7 +144,7 @@ func (w *Worker) newLoop(rank int) *loop {
 	in := newInbox()
 	return &loop{
 		worker: w, clock: w.clock, rank: rank, in: in, stop: make(chan struct{}), done: make(chan struct{}),
-		timer: time.NewTimer(idleTurn), open: map[sched.ReqID]*request{}, engine: newBatcher(w.engines[rank], in, w.clock),
+		timer: time.NewTimer(idleTurn), open: map[sched.ReqID]*request{}, engine: newBatcher(w.engines[rank], in, w.clock, w.broken),
 		metrics: w.metrics, overrun: w.metrics.LoopOverrun.With("turn"), gauges: newGauges(w.metrics), codes: newCodes(w.metrics),
 	}
 }
@@ -282,6 +284,8 @@ func (w *Worker) closed() *api.Error {
 		return &api.Error{Code: api.Starting, Message: "the worker is starting", RetryAfter: time.Second}
 	case phaseDraining:
 		return &api.Error{Code: api.Draining, Message: "the worker is draining", RetryAfter: time.Second}
+	case phaseFailed:
+		return &api.Error{Code: api.Draining, Message: "the worker failed and ends: " + w.cause.Error(), RetryAfter: time.Second}
 	}
 	return nil
 }
@@ -336,8 +340,8 @@ func (w *Worker) emptied() {
 
 // Run serves until ctx ends, then drains: it takes no new jobs, waits for the
 // open ones at most Config.Drain, ends the rest with a named error and
-// returns when every goroutine has. A fatal mismatch ends it with *ExitError
-// within a second.
+// returns when every goroutine has. What cannot heal (a fatal mismatch, a
+// listener that died, a model that is gone) ends it with *ExitError within a second.
 func (w *Worker) Run(ctx context.Context) error {
 	defer w.release()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -351,18 +355,25 @@ func (w *Worker) Run(ctx context.Context) error {
 		w.drain(w.cfg.Drain)
 		w.endAll(w.stopCause())
 	case cause := <-w.broke:
-		w.phase.Store(phaseDraining)
 		err = &ExitError{Code: 1, Err: cause}
-		var e *sched.Error
-		if !errors.As(cause, &e) {
-			e = &sched.Error{Code: sched.Internal, Message: "the worker failed: " + cause.Error()}
-		}
-		w.endAll(e)
+		w.fail(cause)
 	}
 	w.stop(front)
 	stop()
 	g.Wait()
 	return err
+}
+
+// fail takes no new jobs and ends every open one by the name of the cause.
+func (w *Worker) fail(cause error) {
+	w.cause = cause
+	w.phase.Store(phaseFailed)
+	w.log.Error("the worker failed and ends", "cause", cause)
+	var e *sched.Error
+	if !errors.As(cause, &e) {
+		e = &sched.Error{Code: sched.Internal, Message: "the worker failed: " + cause.Error()}
+	}
+	w.endAll(e)
 }
 
 // How long the last answers may take on their way out. Together they stay
