@@ -30,7 +30,7 @@ type benchEngineCmd struct {
 	Decode    Counts `help:"Numbers of sequences that decode together, or none." default:"1,4,8,16,32"`
 	Context   int    `help:"Tokens that each decoding sequence holds already." default:"256"`
 	Chunk     int    `help:"Tokens of one prefill chunk." default:"512"`
-	Threads   int    `help:"Threads of the engine; 0 means all cores." default:"0"`
+	Threads   int    `help:"Threads of the engine; 0 means one for each CPU that the process may use." default:"0"`
 	Rounds    int    `help:"How often each is measured, one after the other; medians are reported." default:"5"`
 	Kernels   string `help:"Instructions that the engine computes with." default:"auto" enum:"auto,portable,avx2,avx512"`
 	Precision string `help:"native computes on the weights as they are quantised, f32 on dequantised ones." default:"native" enum:"native,f32"`
@@ -63,6 +63,9 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	if err := s.unknown(); err != nil {
 		return err
 	}
+	if c.Threads > 1024 {
+		return usagef("--threads is %d: want at most 1024", c.Threads)
+	}
 	if c.Context < 1 || c.Chunk < 1 || c.Rounds < 1 || c.Threads < 0 || len(c.Prefill)+len(c.Decode) == 0 {
 		return usagef("--context, --chunk and --rounds must be at least 1, --threads not below 0, and one of --prefill and --decode a list")
 	}
@@ -88,6 +91,8 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 		Rounds: c.Rounds, KVDType: c.KVDType, Precision: c.Precision, Progress: os.Stderr}
 	if b.Threads == 0 {
 		b.Threads = engine.Cores
+	} else if b.Threads > engine.Cores {
+		fmt.Fprintf(os.Stderr, "more threads than CPUs: --threads %d on %d is slow\n", b.Threads, engine.Cores)
 	}
 	runtime.GOMAXPROCS(b.Threads + 2) // as a worker does
 	r, err := b.Run(ctx)

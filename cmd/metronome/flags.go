@@ -21,7 +21,7 @@ type commonFlags struct {
 
 type engineFlags struct {
 	Engine          string        `help:"cpu computes the model, sim answers from a timing model." default:"cpu" enum:"cpu,sim"`
-	Threads         int           `help:"Threads of one engine; 0 means all cores." default:"0"`
+	Threads         int           `help:"Threads to compute with, divided among the schedulers of --dp (one each at least); 0 means one for each CPU that the process may use." default:"0"`
 	Kernels         string        `help:"Instructions that the engine computes with; auto takes the best that this processor has. All give the same bits." default:"auto" enum:"auto,portable,avx2,avx512"`
 	Precision       string        `help:"native computes on the weights as they are quantised, f32 on dequantised ones (slow, for reference)." default:"native" enum:"native,f32"`
 	TP              int           `help:"Ranks that the KV heads are split over." name:"tp" default:"1"`

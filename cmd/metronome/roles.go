@@ -176,7 +176,7 @@ func runWorker(ctx context.Context, c *commonFlags, join *joinFlags, cfg worker.
 	}
 	// Go has no priorities: beside the engine's threads there must always be
 	// room for the loop and for the network.
-	runtime.GOMAXPROCS(w.Config().Threads + 2)
+	runtime.GOMAXPROCS(w.Config().AllThreads() + 2)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)

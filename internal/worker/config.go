@@ -35,7 +35,7 @@ type Config struct {
 	Drain     time.Duration // how long open requests may go on after the stop [20s]
 
 	Engine         string // "cpu" or "sim" [cpu]
-	Threads        int    // of the engine, in all [all cores]
+	Threads        int    // of the engines of all DP ranks together, one each at least [engine.Cores]
 	Kernels        string // "auto", "portable", "avx2", "avx512", of the whole process [auto]
 	Precision      string // "native", "f32" [native]
 	TP, DP         int    // [1, 1]
@@ -126,6 +126,18 @@ func (c *Config) defaults() {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+}
+
+// threadsOf is a DP rank's share of the threads: nothing is left over, and each
+// has one at least.
+func (c *Config) threadsOf(rank int) int { return max(1, (c.Threads+rank)/c.DP) }
+
+// AllThreads is how many threads the engines of all DP ranks compute with.
+func (c *Config) AllThreads() (n int) {
+	for rank := range c.DP {
+		n += c.threadsOf(rank)
+	}
+	return n
 }
 
 // check refuses what no worker can run with. Sizes that depend on the model

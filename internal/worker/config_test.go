@@ -1,10 +1,14 @@
 package worker
 
 import (
+	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/engine"
 )
 
 // A wrong setting is refused by New, by name and with what would be right, and
@@ -91,6 +95,39 @@ func TestLoopback(t *testing.T) {
 	} {
 		if got := loopback(host); got != want {
 			t.Errorf("loopback(%q) is %v", host, got)
+		}
+	}
+}
+
+// The threads are divided among the DP ranks: none is left over, each has one.
+func TestThreadsAreDivided(t *testing.T) {
+	for _, c := range []struct {
+		threads, dp int
+		want        []int
+	}{{4, 1, []int{4}}, {4, 2, []int{2, 2}}, {5, 2, []int{2, 3}}, {2, 3, []int{1, 1, 1}}, {8, 3, []int{2, 3, 3}}} {
+		cfg, sum := Config{Threads: c.threads, DP: c.dp}, 0
+		for rank, want := range c.want {
+			if sum += want; cfg.threadsOf(rank) != want {
+				t.Errorf("%d threads, rank %d of %d: %d, want %d", c.threads, rank, c.dp, cfg.threadsOf(rank), want)
+			}
+		}
+		if got := cfg.AllThreads(); got != sum {
+			t.Errorf("%d threads, %d ranks: %d in all, want %d", c.threads, c.dp, got, sum)
+		}
+	}
+}
+
+// More threads than CPUs is slow, and said.
+func TestTooManyThreads(t *testing.T) {
+	for threads, want := range map[int]int{engine.Cores: 0, engine.Cores + 1: 1} {
+		var log strings.Builder
+		w, err := New(Config{Role: Serve, Model: "tiny", Listen: "127.0.0.1:0", KVPages: 8, Threads: threads, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.release()
+		if text := fmt.Sprintf("threads=%d cpus=%d", threads, engine.Cores); strings.Count(log.String(), text) != want {
+			t.Errorf("%s: %q", text, log.String())
 		}
 	}
 }

@@ -24,11 +24,15 @@ func (w *Worker) load() error {
 	if err != nil {
 		return err
 	}
+	if n := c.AllThreads(); n > engine.Cores && c.Engine == "cpu" {
+		w.log.Warn("more threads than CPUs: answers are right, and slow; lower --threads or --dp", "threads", n, "cpus", engine.Cores)
+	}
 	ec := engine.Config{
-		Pages: c.KVPages, PageSize: c.PageSize, KVDType: c.KVDType, TP: c.TP, Threads: max(1, c.Threads/c.DP),
+		Pages: c.KVPages, PageSize: c.PageSize, KVDType: c.KVDType, TP: c.TP,
 		Context: c.Context, MaxBatchTokens: max(c.Chunk, c.MaxRunning, c.PageSize), Precision: c.Precision,
 	}
-	for range c.DP {
+	for rank := range c.DP {
+		ec.Threads = c.threadsOf(rank)
 		e, err := make(ec)
 		if err != nil {
 			return err
