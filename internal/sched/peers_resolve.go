@@ -159,6 +159,8 @@ type queryKey struct {
 	p    *Peers
 	wait time.Duration // before asking again for rooms that P does not know
 	asks int           // of this episode, answered without a room
+
+	answers bool // the last attempt has brought an answer
 }
 
 func (p *Peers) initQuery(pr *peer) {
@@ -168,24 +170,25 @@ func (p *Peers) initQuery(pr *peer) {
 	k.atTick = true
 }
 
-// askRank joins a new room to the query. While P answers, a new room is asked
-// for soon, whatever the older ones have come to wait.
+// askRank joins a new room to the query. After an answer a new room is asked
+// for soon, whatever the older ones have come to wait; after a failure it waits
+// as they do, also in an episode of its own.
 func (p *Peers) askRank(now time.Duration, pr *peer) {
 	k := &pr.query
 	k.wait = firstAsk
-	if !k.isOpen {
-		k.asks = 0
-		p.open(now, &k.pacer)
-		return
-	}
-	if k.spent == 0 && !k.inFlight() {
+	if k.answers {
 		k.gap = firstAsk
 		p.alarms.stop(&k.alarm)
-		p.pace(now, &k.pacer)
 	}
+	if !k.isOpen {
+		k.asks = 0
+	}
+	p.open(now, &k.pacer)
+	p.pace(now, &k.pacer)
 }
 
 func (k *queryKey) ask(time.Duration) {
+	k.answers = false
 	pr := k.peer
 	rooms := make([]int64, 0, pr.at[needRank])
 	for c := pr.head; c != nil; c = c.next {
@@ -237,7 +240,7 @@ func (k *queryKey) badAnswer(ranks map[int64]int) string {
 // P has not seen them yet.
 func (k *queryKey) take(now time.Duration, ranks map[int64]int) {
 	p, pr := k.p, k.peer
-	k.spent, k.charge, k.cause = 0, false, ""
+	k.spent, k.charge, k.cause, k.answers = 0, false, "", true
 	k.asks++
 	k.gap = k.wait
 	k.wait = min(2*k.wait, lastAsk)
