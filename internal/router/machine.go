@@ -63,6 +63,9 @@ func (m *Machine) Gone(now time.Duration) { m.pair.Step(now, event{kind: evGone}
 // Deadline: the request's time is out.
 func (m *Machine) Deadline(now time.Duration) { m.pair.Step(now, event{kind: evDeadline}) }
 
+// Stop: the router's drain is over.
+func (m *Machine) Stop(now time.Duration) { m.pair.Step(now, event{kind: evStop}) }
+
 // Attempt is the number of the current one, from 1.
 func (m *Machine) Attempt() int { return m.pair.attempt }
 

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,12 @@ func (d *decode) unresolved(j *job, pending map[string]int) {
 	if waited := d.clock() - j.pending; waited > d.plan.ResolveTimeout+overdue && !d.heldUp() {
 		d.broken("rule 21", "%s: request %d has waited %v for its peer", d.name, j.id, waited)
 	}
+	if at := d.rules.at(j.leg.addr); at.answered && d.rules.asks(j, at) {
+		_, told := at.told[roomOf{at.gen, j.leg.room}]
+		if since := d.clock() - at.asked; !told && since > time.Second+overdue && !d.heldUp() {
+			d.broken("rule 18", "%s: room %d has not been asked for for %v", d.name, j.leg.room, since)
+		}
+	}
 	if !j.unresolved {
 		return
 	}
@@ -76,7 +83,7 @@ func (d *decode) unresolved(j *job, pending map[string]int) {
 	}
 }
 
-func (p *prefill) check() {
+func (p *prefillRank) check() {
 	if p.judge.Err != nil {
 		p.broken("oracle", "%s: %v", p.name, p.judge.Err)
 		return
@@ -105,7 +112,7 @@ func (d *decode) rest() {
 	}
 }
 
-func (p *prefill) rest() {
+func (p *prefillRank) rest() {
 	c := p.pool.Count()
 	rooms, sends := p.end.Rooms()
 	switch {
@@ -122,8 +129,15 @@ func (p *prefill) rest() {
 type peerRules struct {
 	d         *decode
 	tries     map[uint64]sched.PeerAction
+	links     map[sched.LinkID]dialled
 	addrs     map[string]*addrRules
 	withdrawn []uint64 // in this turn
+}
+
+// dialled is where a link leads that came up.
+type dialled struct {
+	sched.PeerAction
+	dp int // DP ranks there
 }
 
 // info is what fetches have brought of one generation.
@@ -135,6 +149,12 @@ const (
 	known
 	next // it opened another generation: the eviction and its refetch in one
 )
+
+// roomOf is a room, as one generation of an address knows it.
+type roomOf struct {
+	gen  uint64
+	room int64
+}
 
 // addrRules is what is known of one address.
 type addrRules struct {
@@ -156,16 +176,21 @@ type addrRules struct {
 	fetched   bool           // there was one
 	void      int            // tries of this episode that spent nothing
 	keys      map[string]int // other tries in flight, by key
+	asked     time.Duration  // when the last query for DP ranks began; 0: none has
+	askFailed int            // queries that have failed since the last good answer
+	answered  bool           // the last one has come back, with a good answer
+	size      int            // DP ranks, as the last fetch has it
+	told      map[roomOf]int // DP ranks that have been told, by room and generation
 }
 
 func newPeerRules(d *decode) peerRules {
-	return peerRules{d: d, tries: map[uint64]sched.PeerAction{}, addrs: map[string]*addrRules{}}
+	return peerRules{d: d, tries: map[uint64]sched.PeerAction{}, links: map[sched.LinkID]dialled{}, addrs: map[string]*addrRules{}}
 }
 
 func (r *peerRules) at(addr string) *addrRules {
 	a := r.addrs[addr]
 	if a == nil {
-		a = &addrRules{keys: map[string]int{}, infos: map[uint64]info{}, replaced: map[string]bool{}}
+		a = &addrRules{keys: map[string]int{}, told: map[roomOf]int{}, infos: map[uint64]info{}, replaced: map[string]bool{}}
 		r.addrs[addr] = a
 	}
 	return a
@@ -218,6 +243,9 @@ func (r *peerRules) action(a *sched.PeerAction) {
 			d.broken("rule 12", "%s: two tries at once of kind %d for %s, %v", d.name, a.Kind, a.Addr, a.Rank)
 		}
 	}
+	if a.Kind == sched.QueryRanks {
+		r.query(a, at)
+	}
 	r.tries[a.ID] = *a
 	if a.Timeout <= 0 {
 		d.broken("rule 3", "%s: a try at %s without a deadline", d.name, a.Addr)
@@ -241,7 +269,95 @@ func (r *peerRules) fetch(a *sched.PeerAction, at *addrRules) {
 	if at.gaveUp == d.events && a.Attempt > 1 {
 		d.broken("rule 7", "%s: %s is given up in the turn that starts attempt %d", d.name, a.Addr, a.Attempt)
 	}
-	at.fetching, at.fetched, at.lastFetch, at.landed = true, true, d.clock(), false
+	at.fetching, at.fetched, at.lastFetch, at.landed, at.answered = true, true, d.clock(), false, false
+}
+
+// query judges a query for DP ranks: it asks for all rooms that wait for
+// theirs and for no other one, in its time (rule 18).
+func (r *peerRules) query(a *sched.PeerAction, at *addrRules) {
+	d, wait := r.d, firstAsk
+	if at.askFailed > 0 {
+		wait = d.plan.Interval
+	}
+	if since := d.clock() - at.asked; at.asked > 0 && since < wait {
+		d.broken("rule 18", "%s: the DP ranks of %s are asked for %v after the last time", d.name, a.Addr, since)
+	}
+	if at.asked, at.answered = d.clock(), false; d.plan.FollowRoom {
+		d.broken("rule 18", "%s: %s is asked for DP ranks that follow from the room", d.name, a.Addr)
+	}
+	rooms := map[int64]bool{}
+	for _, room := range a.Rooms {
+		rooms[room] = true
+	}
+	if len(rooms) != len(a.Rooms) {
+		d.broken("rule 18", "%s: a room is asked for twice: %v", d.name, a.Rooms)
+	}
+	for _, j := range r.waiting(a.Addr) {
+		if _, told := at.told[roomOf{a.Gen, j.leg.room}]; !rooms[j.leg.room] && !told && !j.granted {
+			d.broken("rule 18", "%s: room %d is not asked for with %v", d.name, j.leg.room, a.Rooms)
+		}
+		delete(rooms, j.leg.room)
+	}
+	if len(rooms) > 0 && !slices.Contains(r.withdrawn, a.ID) {
+		d.broken("rule 18", "%s: the DP ranks of %v are asked for, which do not wait", d.name, rooms)
+	}
+}
+
+// firstAsk is how soon a query for DP ranks may follow a good answer.
+const firstAsk = 10 * time.Millisecond
+
+// ranked notes what a query for DP ranks has brought.
+func (r *peerRules) ranked(a *sched.PeerAction, done *sched.PeerDone, at *addrRules) {
+	sound := done.Fault == sched.OK
+	for _, j := range r.waiting(a.Addr) {
+		dp, ok := done.Ranks[j.leg.room]
+		sound = sound && (!ok || dp >= 0 && dp < at.size)
+	}
+	if at.answered = sound; !sound {
+		if done.Fault != sched.LocalFault {
+			at.askFailed++
+		}
+		return
+	}
+	at.askFailed = 0
+	for _, j := range r.waiting(a.Addr) {
+		if dp, ok := done.Ranks[j.leg.room]; ok {
+			at.told[roomOf{a.Gen, j.leg.room}] = dp
+		}
+	}
+}
+
+// waiting are the requests that wait for a peer and do not name a DP rank.
+func (r *peerRules) waiting(addr string) (all []*job) {
+	for _, j := range r.d.open {
+		if j.leg.addr == addr && j.leg.ask.q.Named == 0 && r.d.core.Phase(j.id) == sched.Pending {
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
+// granted judges where the pages of a room are granted to: the DP rank that it
+// names, that follows, or that was told for it.
+func (r *peerRules) granted(j *job, g *sched.Grant) {
+	at := r.at(j.leg.addr)
+	for _, id := range g.Links {
+		l := r.links[id]
+		want, told := j.leg.ask.q.Named-1, true
+		switch {
+		case want >= 0:
+		case l.dp == 1:
+			want = 0
+		case r.d.plan.FollowRoom:
+			want = int(j.leg.room % int64(l.dp))
+		default:
+			want, told = at.told[roomOf{l.Gen, j.leg.room}]
+		}
+		if !told || l.Addr != j.leg.addr || l.Rank.DP != want {
+			r.d.broken("rule 18", "%s: room %d of %s is granted to DP rank %d of %s, it is at %d (known: %v)",
+				r.d.name, j.leg.room, j.leg.addr, l.Rank.DP, l.Addr, want, told)
+		}
+	}
 }
 
 // event notes what the core is told.
@@ -264,7 +380,10 @@ func (r *peerRules) event(ev sched.Event) {
 		return
 	case sched.ProbeHealth:
 		r.beat(&a, done, at)
+	case sched.QueryRanks:
+		r.ranked(&a, done, at)
 	case sched.DialLink:
+		r.links[a.Link] = dialled{a, done.Welcome.DP}
 		at.mismatch = at.mismatch || done.Fault == sched.MismatchFault
 		at.meet(done.Welcome.Instance)
 	}
@@ -279,6 +398,7 @@ func (r *peerRules) fetched(a *sched.PeerAction, done *sched.PeerDone, at *addrR
 	if done.Fault != sched.OK || done.Info.TP < 1 {
 		return
 	}
+	at.size = done.Info.DP
 	brings, other := known, at.meet(done.Info.Instance)
 	if at.replaced[done.Info.Instance] || at.returned { // who is dead there now is not seen from here
 		brings, other, at.returned = maybe, true, true
@@ -333,10 +453,15 @@ func (r *peerRules) finish(j *job, f sched.Finish) {
 	at := r.at(j.leg.addr)
 	late := d.clock() - j.deadline
 	gaveUp := strings.HasPrefix(f.Err.Message, "Could not fetch prefill parallel info")
+	if strings.HasPrefix(f.Err.Message, "Could not query prefill DP ranks") && at.askFailed < d.plan.Attempts && !d.heldUp() {
+		d.broken("rule 18", "%s: request %d gives %s up after %d queries that failed", d.name, j.id, j.leg.addr, at.askFailed)
+	}
 	if gaveUp {
 		at.gaveUp = d.events
 	}
 	switch {
+	case j.leg.ask.q.Named == 0 && strings.Contains(f.Err.Message, "names DP rank"):
+		d.broken("rule 18", "%s: request %d names no DP rank and ends with %q", d.name, j.id, f.Err.Message)
 	case f.Err.Code == sched.PeerMismatch && !at.mismatch:
 		d.broken("rule 16", "%s: request %d ends with %q, and nobody of another kind has answered", d.name, j.id, f.Err.Message)
 	case f.Err.Code == sched.DeadlineExceeded && late > sched.LateTurn && d.before < j.deadline && !d.plan.Blocking:
@@ -355,11 +480,49 @@ func (r *peerRules) finish(j *job, f sched.Finish) {
 func (r *peerRules) turned() {
 	for _, j := range r.d.open {
 		at := r.at(j.leg.addr)
-		if at.landed && !at.used && r.d.core.Phase(j.id) == sched.Pending {
+		if at.landed && !at.used && r.d.core.Phase(j.id) == sched.Pending && !r.asks(j, at) {
 			r.d.broken("rule 4", "%s: request %d waits, though what is to be known of %s has come", r.d.name, j.id, j.leg.addr)
 		}
 	}
 	for _, at := range r.addrs {
 		at.used = at.used || at.landed
 	}
+	r.abandoned()
+}
+
+// asks says that the DP rank of a request's room is to be asked for, which has
+// a pace of its own.
+func (r *peerRules) asks(j *job, at *addrRules) bool {
+	return at.size > 1 && !r.d.plan.FollowRoom && j.leg.ask.q.Named == 0
+}
+
+// abandoned judges what is still under way at the end of a turn: somebody
+// waits for it, or it is a heartbeat (rule 13).
+func (r *peerRules) abandoned() {
+	d := r.d
+	for _, id := range slices.Sorted(maps.Keys(d.tries)) {
+		a := &d.tries[id].act
+		wanted := a.Kind == sched.ProbeHealth
+		for _, j := range d.open {
+			wanted = wanted || j.leg.addr == a.Addr && d.core.Phase(j.id) == sched.Pending && r.wants(j, a)
+		}
+		if !wanted {
+			d.broken("rule 13", "%s: %s at %s goes on, and nobody waits for it", d.name, peerKinds[a.Kind], a.Addr)
+		}
+	}
+}
+
+// wants says that a try may be on behalf of a request that waits.
+func (r *peerRules) wants(j *job, a *sched.PeerAction) bool {
+	dp, told := r.at(a.Addr).told[roomOf{a.Gen, j.leg.room}]
+	if named := j.leg.ask.q.Named; named > 0 {
+		dp, told = named-1, true
+	}
+	switch a.Kind {
+	case sched.FetchInfo:
+		return true
+	case sched.QueryRanks:
+		return !told || j.granted // one that is preempted asks again
+	}
+	return !told || dp == a.Rank.DP || j.granted
 }

@@ -35,6 +35,27 @@ type worker struct {
 	turn     func() // one turn of this kind of worker
 }
 
+// abortAll, in an inbox, ends every open request.
+type abortAll struct{}
+
+// drained ends what a drain had no time for.
+func (w *worker) drained(step func(sched.Event)) {
+	for _, id := range slices.Sorted(maps.Keys(w.open)) {
+		step(&sched.Abort{Req: id, Cause: &sched.Error{Code: sched.Draining, Message: "the worker stops"}})
+	}
+}
+
+// jobs is how many requests are open here.
+func (w *worker) jobs() int {
+	n := len(w.open)
+	for _, m := range w.inbox {
+		if _, is := m.(*job); is {
+			n++
+		}
+	}
+	return n
+}
+
 // job is one leg of a request inside a worker.
 type job struct {
 	id         sched.ReqID
@@ -46,6 +67,7 @@ type job struct {
 	deadline   time.Duration
 	pending    time.Duration // D: when it was last seen to wait for no peer
 	unresolved bool          // D: nothing was known of its peer when it came
+	granted    bool          // D: it has been granted once
 }
 
 // link is one KV connection, as one of its ends keeps it.
@@ -356,6 +378,8 @@ func (d *decode) take(m any) {
 	switch m := m.(type) {
 	case *job:
 		d.submit(m)
+	case abortAll:
+		d.drained(d.step)
 	case landing:
 		d.landed(m.ev)
 	case sched.Event:
@@ -368,7 +392,7 @@ func (d *decode) submit(j *job) {
 	j.pending, j.unresolved = d.clock(), !d.rules.resolved(j.leg.addr)
 	d.judge.Submitted(j.id)
 	a := j.leg.ask
-	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, Digest: sched.Digest(j.prompt), DPRank: -1,
+	d.step(&sched.Submit{Req: j.id, Prompt: j.prompt, MaxTokens: a.q.MaxTokens - len(a.done), Addr: j.leg.addr, Room: j.leg.room, Digest: sched.Digest(j.prompt), DPRank: a.q.Named - 1,
 		Deadline: j.deadline})
 }
 
@@ -438,7 +462,8 @@ func (d *decode) finish(f sched.Finish) {
 
 func (d *decode) grant(g *sched.Grant) {
 	j := d.open[g.Req]
-	d.grants[g.Grant] = j
+	d.grants[g.Grant], j.granted = j, true
+	d.rules.granted(j, g)
 	spec := transfer.GrantSpec{Grant: uint64(g.Grant), Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens, Pages: slices.Clone(g.Pages)}
 	for _, l := range g.Links {
 		spec.Links = append(spec.Links, uint64(l))
@@ -624,11 +649,14 @@ func (d *decode) dialLink(t *try) {
 	a := &t.act
 	d.net.dial(d.process, a.Target, func(to *process, s *socket) bool {
 		p, ok := d.net.workers[to].(*prefill)
-		ok = ok && p.listens(a.Target)
-		if ok {
-			p.accept(s, rankOf(a.Target))
+		if !ok {
+			return false
 		}
-		return ok
+		rank, tp := p.listens(a.Target)
+		if rank != nil {
+			rank.accept(s, tp)
+		}
+		return rank != nil
 	}, func(s *socket, _ *process) {
 		switch {
 		case s == nil:

@@ -15,6 +15,7 @@ import (
 type Plan struct {
 	Seed     uint64 // of delays inside the run
 	Prefills []int  // TP of each
+	DP       []int  `json:",omitempty"` // DP ranks of each prefill; left out: 1
 	Decodes  []int
 
 	PrefillPages, DecodePages, PageSize int
@@ -32,9 +33,11 @@ type Plan struct {
 	MaxPerAddr       int // requests that wait for one unresolved address
 	KVTimeout        time.Duration
 	BootstrapTimeout time.Duration
-	Retries          int  // further pairs before the first byte
-	Migrations       int  // moves of a stream after it
-	Blocking         bool `json:",omitempty"` // decode workers wait for registries on their loops
+	Boot             time.Duration // how long a prefill takes to register
+	FollowRoom       bool          // a room's DP rank follows from its number, else the registry is asked
+	Retries          int           // further pairs before the first byte
+	Migrations       int           // moves of a stream after it
+	Blocking         bool          `json:",omitempty"` // decode workers wait for registries on their loops
 
 	Net      NetPlan
 	Calm     time.Duration // when every fault has gone
@@ -57,6 +60,7 @@ type Request struct {
 	Seed            uint64 // 0: none, the prefill draws one
 	Temperature     int    // 0: greedy
 	Prefill, Decode int    // of the first attempt; the next ones go round
+	Named           int    `json:",omitempty"` // the DP rank that it names, from 1; 0: none
 	Timeout         time.Duration
 	Leaves          time.Duration // the client goes away so long after its request; 0: it stays
 	Must            bool          // it comes when all is well and must be served
@@ -92,7 +96,7 @@ const (
 	Starve    FaultKind = "starve"    // no memory or no processor: On runs 50 ms, then not for N ms, and so on
 	Leap      FaultKind = "leap"      // the clock of On leaps N ms forward
 	Kill      FaultKind = "kill"      // SIGKILL; the same worker starts again after For
-	Reborn    FaultKind = "reborn"    // the same, with TP N
+	Reborn    FaultKind = "reborn"    // the same, with TP N%10 and DP N/10
 	Impostor  FaultKind = "impostor"  // the same, with another model, until Calm
 	Vanish    FaultKind = "vanish"    // the host answers nothing any more; it starts again after For
 	Cut       FaultKind = "cut"       // every connection between On and To is reset
@@ -105,9 +109,10 @@ const (
 	Lose      FaultKind = "lose"      // every Nth long frame from On is left out
 	Duplicate FaultKind = "duplicate" // every Nth long frame from On comes twice
 	Storm     FaultKind = "storm"     // the clients of all open requests go away
+	Drain     FaultKind = "drain"     // SIGTERM, with N ms for what is open; SIGKILL and another start after For
 )
 
-var faultKinds = []FaultKind{Stop, Starve, Leap, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Trickle, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
+var faultKinds = []FaultKind{Drain, Stop, Starve, Leap, Kill, Reborn, Impostor, Vanish, Cut, Block, Slow, Trickle, Registry, Rename, Corrupt, Lose, Duplicate, Storm}
 
 // Shape is what a drawn plan looks like from outside.
 type Shape struct {
@@ -141,7 +146,38 @@ func Draw(seed uint64, s Shape) *Plan {
 	p.drawFaults(r, span)
 	p.drawRequests(r, s)
 	p.mustRequests(s)
+	p.drawRanks(r, pick)
+	p.Boot = span(0, 200*time.Millisecond)
 	return p
+}
+
+// drawRanks gives the prefills of half of the worlds DP ranks.
+func (p *Plan) drawRanks(r *rand.Rand, pick func(...int) int) {
+	p.FollowRoom = r.IntN(3) == 0
+	if r.IntN(2) == 0 {
+		return
+	}
+	for range p.Prefills {
+		p.DP = append(p.DP, pick(1, 2, 3))
+	}
+	for i := range p.Requests {
+		if q := &p.Requests[i]; r.IntN(6) == 0 && !q.Must {
+			q.Named = pick(1, 1, 2, 3)
+		}
+	}
+	for i := range p.Faults {
+		if f := &p.Faults[i]; f.Kind == Reborn {
+			f.N += 10 * pick(1, 2, 3)
+		}
+	}
+}
+
+// dp is the number of DP ranks of a prefill.
+func (p *Plan) dp(prefill int) int {
+	if prefill < len(p.DP) {
+		return max(1, p.DP[prefill])
+	}
+	return 1
 }
 
 func (p *Plan) drawRequests(r *rand.Rand, s Shape) {
@@ -167,7 +203,7 @@ func (p *Plan) drawRequests(r *rand.Rand, s Shape) {
 // mustRequests are those that come when all is well: one for each pair.
 func (p *Plan) mustRequests(s Shape) {
 	at := p.Calm + healing
-	if slices.ContainsFunc(p.Faults, func(f Fault) bool { return f.Kind == Rename }) {
+	if slices.ContainsFunc(p.Faults, func(f Fault) bool { return f.Kind == Rename || f.Kind == Registry && f.N == int(misranks) }) {
 		at += returning + p.BootstrapTimeout
 	}
 	for i := range s.Prefills {
@@ -240,7 +276,7 @@ func (p *Plan) drawFault(r *rand.Rand, f *Fault, names []string) int {
 		return 1 + r.IntN(20000)
 	case Registry:
 		f.On = prefill()
-		return 1 + r.IntN(int(misplace))
+		return 1 + r.IntN(moods-1)
 	case Rename, Impostor:
 		f.On, f.To = prefill(), prefill()
 	case Reborn:
@@ -249,6 +285,11 @@ func (p *Plan) drawFault(r *rand.Rand, f *Fault, names []string) int {
 	case Corrupt, Lose, Duplicate:
 		f.On = prefill()
 		return 1 + r.IntN(5)
+	case Drain:
+		if r.IntN(5) == 0 {
+			f.On = "router"
+		}
+		return 1 + r.IntN(8000)
 	}
 	return 0
 }

@@ -8,21 +8,31 @@ import (
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/bootstrap"
-	"github.com/metronome-serve/metronome/internal/engine"
 	"github.com/metronome-serve/metronome/internal/sched"
 	"github.com/metronome-serve/metronome/internal/transfer"
 )
 
 // prefill is a prefill worker with its bootstrap registry.
 type prefill struct {
+	*process
+	net    *network
+	plan   *Plan
+	tp, dp int
+	ranks  []*prefillRank // by DP rank
+	next   int            // the DP rank of the next room, where it does not follow from its number
+	table  *bootstrap.Table
+	mood   mood // of its registry, by faults
+	other  bool // runs another model
+}
+
+// prefillRank is one DP rank of a prefill: a loop of its own.
+type prefillRank struct {
 	worker
+	of       *prefill
+	dp       int
 	core     *sched.Prefill
 	end      *transfer.PrefillEnd
-	table    *bootstrap.Table
 	lastLink uint64
-	boots    time.Duration // how long a new life takes to register
-	mood     mood          // of its registry, by faults
-	other    bool          // runs another model
 }
 
 // mood is how a registry answers.
@@ -36,17 +46,33 @@ const (
 	unready       // 503: not all ranks are registered
 	lies          // sizes that no worker has
 	misplace      // rank addresses where nobody is
+	forgets       // takes no room's DP rank
+	misranks      // tells of half of the rooms another DP rank, of the others one that no worker has
+	moods    = iota
 )
 
 func newPrefill(n *network, plan *Plan, i int) *prefill {
-	p := &prefill{worker: worker{process: newProcess(n.world, fmt.Sprintf("p%d", i)), net: n, plan: plan, tp: plan.Prefills[i]}}
-	p.worker.turn = p.turn
+	p := &prefill{process: newProcess(n.world, fmt.Sprintf("p%d", i)), net: n, plan: plan, tp: plan.Prefills[i], dp: plan.dp(i)}
 	p.boot()
 	return p
 }
 
 // boot makes the insides of a new life.
 func (p *prefill) boot() {
+	p.table = bootstrap.NewTable(bootstrap.TableConfig{})
+	p.ranks = nil
+	for dp := range p.dp {
+		r := &prefillRank{of: p, dp: dp, worker: worker{process: p.process, net: p.net, plan: p.plan, tp: p.tp}}
+		r.worker.turn = r.turn
+		r.boot()
+		p.ranks = append(p.ranks, r)
+		for tp := range p.tp {
+			p.in(p.plan.Boot*time.Duration(dp*p.tp+tp+1)/time.Duration(p.dp*p.tp), func() { p.register(bootstrap.Rank{DP: dp, TP: tp}) })
+		}
+	}
+}
+
+func (p *prefillRank) boot() {
 	p.life0(p.rng.Uint64())
 	c := p.plan
 	p.core = sched.NewPrefill(sched.PrefillConfig{MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, Chunk: c.Chunk, Context: simContext,
@@ -56,10 +82,6 @@ func (p *prefill) boot() {
 		memory = append(memory, p.engine.Memory(r))
 	}
 	p.end = transfer.NewPrefillEnd(p.engine.Geometry(), memory, maxRooms)
-	p.table = bootstrap.NewTable(bootstrap.TableConfig{})
-	for r := range p.tp {
-		p.in(time.Duration(r+1)*p.boots/time.Duration(p.tp), func() { p.register(r) })
-	}
 }
 
 // maxRooms is how many unknown rooms a prefill parks for each link.
@@ -73,30 +95,56 @@ func (p *prefill) fingerprint() string {
 }
 
 // register is one rank's registration. Its KV port is another one in each life.
-func (p *prefill) register(rank int) {
+func (p *prefill) register(rank bootstrap.Rank) {
+	port := 1000*p.life + 10*rank.DP + rank.TP
 	refusal := p.table.Register(bootstrap.Registration{
-		Info: bootstrap.Info{TP: p.tp, CP: 1, DP: 1, PP: 1, PageSize: p.plan.PageSize, KVDType: "f16", FollowRoom: true,
-			Instance: p.instance, Fingerprint: p.fingerprint()},
-		Rank: bootstrap.Rank{TP: rank}, IP: p.name, Port: 1000*p.life + rank,
+		Info: bootstrap.Info{TP: p.tp, CP: 1, DP: p.dp, PP: 1, PageSize: p.plan.PageSize, KVDType: "f16", FollowRoom: p.plan.FollowRoom,
+			Instance: p.ranks[0].instance, Fingerprint: p.fingerprint()},
+		Rank: rank, IP: p.name, Port: port,
 	})
 	if refusal != nil {
 		p.broken("registry", "%s: %v", p.name, refusal)
 	}
-	p.net.names[fmt.Sprintf("%s:%d", p.name, 1000*p.life+rank)] = p.process
+	p.net.names[fmt.Sprintf("%s:%d", p.name, port)] = p.process
 }
 
-// listens says whether a KV address is one of this life.
-func (p *prefill) listens(target string) bool {
-	return port(target)/1000 == p.life && rankOf(target) < p.tp
+// listens is who listens on a KV address, if that is one of this life.
+func (p *prefill) listens(target string) (rank *prefillRank, tp int) {
+	port, _ := strconv.Atoi(target[strings.IndexByte(target, ':')+1:])
+	dp, tp := port%1000/10, port%10
+	if port/1000 != p.life || dp >= p.dp || tp >= p.tp {
+		return nil, 0
+	}
+	return p.ranks[dp], tp
 }
 
-// rankOf is the rank that listens on a KV address.
-func rankOf(target string) int { return port(target) % 1000 }
-
-func port(target string) int {
-	n, _ := strconv.Atoi(target[strings.IndexByte(target, ':')+1:])
-	return n
+// place gives a job to a DP rank: the one it names, the one that follows from
+// its room, or any, and the registry hears a little later which.
+func (p *prefill) place(j *job) *worker {
+	if !j.seeded {
+		j.sampling.Seed = p.rng.Uint64() // as a prefill does
+	}
+	room, dp := j.leg.room, j.leg.ask.q.Named-1
+	switch {
+	case dp >= p.dp:
+		return nil
+	case dp >= 0:
+	case p.plan.FollowRoom || p.dp == 1:
+		dp = int(room % int64(p.dp))
+	default:
+		dp = p.next % p.dp
+		p.next++
+		p.in(p.between(0, placing), func() {
+			if p.mood != forgets {
+				p.table.SetRank(p.clock(), room, dp)
+			}
+		})
+	}
+	return &p.ranks[dp].worker
 }
+
+// placing is how long a room's DP rank may take to the registry.
+const placing = 50 * time.Millisecond
 
 // registry answers a decode's question.
 func (p *prefill) registry(a *sched.PeerAction, reply func(any)) {
@@ -140,6 +188,9 @@ func (p *prefill) answer(a *sched.PeerAction) sched.PeerDone {
 		for _, room := range a.Rooms {
 			if dp, ok := p.table.RankOf(p.clock(), room); ok {
 				ranks[room] = dp
+				if p.mood == misranks {
+					ranks[room] += 1 + int(room%2)*p.dp
+				}
 			}
 		}
 		return sched.PeerDone{Ranks: ranks}
@@ -148,7 +199,7 @@ func (p *prefill) answer(a *sched.PeerAction) sched.PeerDone {
 }
 
 // turn is one pass of the loop.
-func (p *prefill) turn() {
+func (p *prefillRank) turn() {
 	for len(p.inbox) > 0 {
 		in := p.inbox
 		p.inbox = nil
@@ -162,7 +213,7 @@ func (p *prefill) turn() {
 	p.check()
 }
 
-func (p *prefill) step(ev sched.Event) {
+func (p *prefillRank) step(ev sched.Event) {
 	p.judge.PrefillEvent(ev)
 	p.core.Step(p.clock(), ev)
 }
@@ -170,12 +221,14 @@ func (p *prefill) step(ev sched.Event) {
 // granting is transfer.Granted on its way to the loop.
 type granting struct{ ev *transfer.Granted }
 
-func (p *prefill) take(m any) {
+func (p *prefillRank) take(m any) {
 	switch m := m.(type) {
 	case *job:
 		p.open[m.id] = m
 		p.judge.Submitted(m.id)
 		p.step(&sched.SubmitPrefill{Req: m.id, Prompt: m.prompt, Room: m.leg.room, Digest: sched.Digest(m.prompt), MaxHit: len(m.prompt) - 1, Deadline: m.deadline})
+	case abortAll:
+		p.drained(p.step)
 	case granting:
 		p.granted(m.ev)
 	case sched.Event:
@@ -183,7 +236,7 @@ func (p *prefill) take(m any) {
 	}
 }
 
-func (p *prefill) granted(g *transfer.Granted) {
+func (p *prefillRank) granted(g *transfer.Granted) {
 	key := sched.GrantKey{Peer: g.Key.Peer, Grant: sched.GrantID(g.Key.Grant)}
 	if g.Recompute != nil {
 		p.lastID++
@@ -196,7 +249,7 @@ func (p *prefill) granted(g *transfer.Granted) {
 	p.step(&sched.RoomGranted{Key: key, Room: g.Room, Digest: g.Digest, Prefix: g.Prefix, Tokens: g.Tokens})
 }
 
-func (p *prefill) handOut() {
+func (p *prefillRank) handOut() {
 	r := p.core.Ready()
 	p.judge.PrefillActions(r)
 	for _, e := range r.Firsts {
@@ -235,7 +288,7 @@ func (p *prefill) handOut() {
 	p.arm(r.Deadline)
 }
 
-func (p *prefill) startBatch(b *sched.Batch) {
+func (p *prefillRank) startBatch(b *sched.Batch) {
 	type row struct {
 		req    uint64
 		tokens int
@@ -253,7 +306,7 @@ func (p *prefill) startBatch(b *sched.Batch) {
 }
 
 // settle passes on what the transfer end has to tell, and lets the writers write.
-func (p *prefill) settle() {
+func (p *prefillRank) settle() {
 	for _, ev := range p.end.Events() {
 		switch ev := ev.(type) {
 		case *transfer.Granted:
@@ -275,19 +328,19 @@ func (p *prefill) settle() {
 }
 
 // accept takes a link at one rank's port: the handshake, then its frames.
-func (p *prefill) accept(s *socket, rank int) {
+func (p *prefillRank) accept(s *socket, rank int) {
 	s.take = func(m any) {
 		h, ok := m.(*helloMsg)
 		if !ok {
 			return
 		}
-		w := &welcomeMsg{welcome: transfer.Welcome{Instance: p.instance, Fingerprint: p.fingerprint(), TP: p.tp, DP: 1,
+		w := &welcomeMsg{welcome: transfer.Welcome{Instance: p.instance, Fingerprint: p.of.fingerprint(), TP: p.tp, DP: p.of.dp, DPRank: p.dp,
 			PageSize: p.plan.PageSize, KVDType: "f16"}, rank: rank}
-		if h.wanted.TP != rank {
-			w.refused = fmt.Sprintf("refused: this is tp %d, wanted is tp %d", rank, h.wanted.TP)
+		if h.wanted.TP != rank || h.wanted.DP != p.dp {
+			w.refused = fmt.Sprintf("refused: this is dp %d tp %d, wanted is dp %d tp %d", p.dp, rank, h.wanted.DP, h.wanted.TP)
 		}
 		s.send(w, 300)
-		if w.refused != "" || h.instance != "" && h.instance != p.instance || p.fingerprint() != h.hello.Fingerprint {
+		if w.refused != "" || h.instance != "" && h.instance != p.instance || p.of.fingerprint() != h.hello.Fingerprint {
 			s.close("the handshake failed")
 			return
 		}
@@ -295,7 +348,7 @@ func (p *prefill) accept(s *socket, rank int) {
 	}
 }
 
-func (p *prefill) join(s *socket, h *helloMsg, rank int) {
+func (p *prefillRank) join(s *socket, h *helloMsg, rank int) {
 	p.lastLink++
 	id := p.lastLink
 	if err := p.end.Join(id, rank, h.hello, h.tp, h.rank); err != nil {
@@ -319,11 +372,4 @@ func (p *prefill) join(s *socket, h *helloMsg, rank int) {
 		}
 		p.settle()
 	})
-}
-
-// draws gives a job without a seed one, as a prefill does.
-func (p *prefill) draws(j *job) {
-	if !j.seeded {
-		j.sampling = engine.Sampling{Temperature: j.sampling.Temperature, Seed: p.rng.Uint64()}
-	}
 }

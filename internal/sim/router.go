@@ -51,18 +51,25 @@ func (l *legEnd) finish(f sched.Finish) {
 	l.s.close("the answer is complete")
 }
 
-// serveLeg takes a leg at a worker's HTTP port.
-func (w *worker) serveLeg(s *socket, prefill func(*job)) {
+// serveLeg takes a leg at a worker's HTTP port. place says which of its loops
+// gets the job; nil: none can.
+func (p *process) serveLeg(s *socket, place func(*job) *worker) {
 	s.take = func(m any) {
 		a := m.(*askMsg)
-		w.lastID++
 		leg := &legEnd{ask: a, room: a.room, addr: a.addr, s: s}
-		j := &job{id: w.lastID, leg: leg, prompt: append(a.q.prompt(), a.done...), deadline: w.clock() + a.left,
-			sampling: engine.Sampling{Seed: *a.seed, Temperature: float32(a.q.Temperature)}, seeded: *a.seed != 0}
-		if prefill != nil {
-			prefill(j)
-			*a.seed = j.sampling.Seed
+		if p.draining {
+			leg.refuse(sched.Draining, "the worker is draining")
+			return
 		}
+		j := &job{leg: leg, prompt: append(a.q.prompt(), a.done...), deadline: p.clock() + a.left,
+			sampling: engine.Sampling{Seed: *a.seed, Temperature: float32(a.q.Temperature)}, seeded: *a.seed != 0}
+		w := place(j)
+		if w == nil {
+			leg.refuse(sched.InvalidRequest, "there is no such DP rank")
+			return
+		}
+		w.lastID++
+		j.id, *a.seed = w.lastID, j.sampling.Seed
 		s.ended = func(string) {
 			if !leg.over {
 				w.push(&sched.Abort{Req: j.id, Cause: &sched.Error{Code: sched.ClientGone, Message: "the router closed the connection"}})
@@ -70,6 +77,10 @@ func (w *worker) serveLeg(s *socket, prefill func(*job)) {
 		}
 		w.push(j)
 	}
+}
+
+func (l *legEnd) refuse(code sched.Code, why string) {
+	l.finish(sched.Finish{Reason: sched.Failed, Err: &sched.Error{Code: code, Message: why}})
 }
 
 // front is the router with its clients.
@@ -105,12 +116,23 @@ const connectTime = 2 * time.Second
 func (f *front) start(q *Request) *call {
 	c := &call{f: f, q: q, began: f.now, m: router.NewMachine(f.plan.Retries, f.plan.Migrations)}
 	f.calls = append(f.calls, c)
+	if f.draining {
+		c.over, c.code, c.text, c.ended = true, string(sched.Draining), "the router is stopping", f.now
+		return c
+	}
 	f.after(q.Timeout, func() { c.tell(func() { c.m.Deadline(f.now) }) })
 	if q.Leaves > 0 {
 		f.after(q.Leaves, c.leave)
 	}
 	c.tell(func() { c.m.Start(f.now) })
 	return c
+}
+
+// stopAll ends every request: the router's drain is over.
+func (f *front) stopAll() {
+	for _, c := range f.calls {
+		c.tell(func() { c.m.Stop(f.now) })
+	}
 }
 
 func (c *call) leave() { c.tell(func() { c.m.Gone(c.f.now) }) }
@@ -187,9 +209,9 @@ func (c *call) send(leg router.Leg, name string, m *askMsg) {
 	c.f.net.dial(c.f.process, name, func(to *process, s *socket) bool {
 		switch w := c.f.net.workers[to].(type) {
 		case *prefill:
-			w.serveLeg(s, w.draws)
+			w.serveLeg(s, w.place)
 		case *decode:
-			w.serveLeg(s, nil)
+			w.serveLeg(s, func(*job) *worker { return &w.worker })
 		}
 		return true
 	}, func(s *socket, _ *process) {

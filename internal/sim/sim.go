@@ -138,7 +138,9 @@ func (f *fleet) rest() {
 		d.rest()
 	}
 	for _, p := range f.prefills {
-		p.rest()
+		for _, r := range p.ranks {
+			r.rest()
+		}
 	}
 }
 
@@ -175,6 +177,8 @@ func (f *fleet) strike(x *Fault) {
 		f.leap(on, time.Duration(x.N)*time.Millisecond)
 	case Kill, Reborn, Vanish, Impostor:
 		f.kill(x, on, undo)
+	case Drain:
+		f.drain(on, time.Duration(x.N)*time.Millisecond, undo)
 	case Cut:
 		f.net.cut(on, f.named(x.To))
 	case Block:
@@ -242,11 +246,84 @@ func (f *fleet) leap(on *process, by time.Duration) {
 		return
 	}
 	on.leapt += by
+	for _, w := range f.loops(on) {
+		w.wake(0)
+	}
+}
+
+// loops are the loops of a worker; none: it is the router.
+func (f *fleet) loops(of *process) (all []*worker) {
+	switch w := f.net.workers[of].(type) {
+	case *prefill:
+		for _, r := range w.ranks {
+			all = append(all, &r.worker)
+		}
+	case *decode:
+		all = []*worker{&w.worker}
+	}
+	return all
+}
+
+// drain is SIGTERM: nothing new is taken, what is open may go on for a while,
+// then it ends by name and the process with it. Who started it kills what is
+// left of it and starts it again.
+func (f *fleet) drain(on *process, wait time.Duration, undo func(func())) {
+	if !on.alive || on.draining {
+		return
+	}
+	on.draining = true
+	life, end := on.life, on.clock()+wait
+	if on == f.front.process {
+		f.after(wait, f.front.stopAll)
+		undo(func() { on.draining = false })
+		return
+	}
+	var look func()
+	look = func() {
+		switch open := f.jobs(on); {
+		case open == 0:
+			on.die(false)
+		case on.clock() < end:
+			on.in(10*time.Millisecond, look)
+		default:
+			for _, w := range f.loops(on) {
+				w.push(abortAll{})
+			}
+			on.in(endWait, func() {
+				if open := f.jobs(on); open > 0 && !on.heldUp() {
+					f.broken("rule 13", "%s: %d requests are open %v after the drain", on.name, open, endWait)
+				}
+				on.die(false)
+			})
+		}
+	}
+	look()
+	undo(func() {
+		if on.life == life {
+			on.die(false)
+			f.restart(on)
+		}
+	})
+}
+
+// endWait is how long a worker that stops waits for its loops to end every request.
+const endWait = 250 * time.Millisecond
+
+func (f *fleet) jobs(of *process) (n int) {
+	for _, w := range f.loops(of) {
+		n += w.jobs()
+	}
+	return n
+}
+
+// restart begins the next life of a worker that is dead.
+func (f *fleet) restart(on *process) {
+	on.start()
 	switch w := f.net.workers[on].(type) {
 	case *prefill:
-		w.wake(0)
+		w.boot()
 	case *decode:
-		w.wake(0)
+		w.boot()
 	}
 }
 
@@ -261,30 +338,24 @@ func (f *fleet) kill(x *Fault, on *process, undo func(func())) {
 		if on.life != life || on.alive {
 			return
 		}
-		on.start()
-		switch w := f.net.workers[on].(type) {
-		case *prefill:
+		if w, ok := f.net.workers[on].(*prefill); ok {
 			if x.Kind == Reborn {
-				w.tp = x.N
+				w.tp, w.dp = x.N%10, max(1, x.N/10)
 			}
-			w.other = x.Kind == Impostor && f.now < f.plan.Calm
-			w.boot()
-			if w.other {
+			if w.other = x.Kind == Impostor && f.now < f.plan.Calm; w.other {
 				f.after(f.plan.Calm-f.now, func() { f.convert(w) })
 			}
-		case *decode:
-			w.boot()
 		}
+		f.restart(on)
 	})
 }
 
 // convert starts an impostor again with the right model.
 func (f *fleet) convert(p *prefill) {
-	if p.alive && p.other {
+	was := p.other
+	if p.other = false; was && p.alive {
 		p.die(false)
-		p.start()
-		p.other = false
-		p.boot()
+		f.restart(p.process)
 	}
 }
 

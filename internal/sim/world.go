@@ -95,17 +95,18 @@ func (w *world) say(format string, args ...any) {
 // process is something that runs, is stopped, dies and starts again.
 type process struct {
 	*world
-	name    string
-	life    int // which start this is
-	alive   bool
-	gone    bool // its host answers nothing: no refusal, no reset
-	stopped bool // SIGSTOP: its kernel still takes bytes
-	idle    time.Duration
-	since   time.Duration // stopped since
-	leapt   time.Duration // how much its clock has leapt forward
-	born    time.Duration
-	held    []func()  // what waits for SIGCONT
-	sockets []*socket // in the order in which they were opened
+	name     string
+	life     int // which start this is
+	alive    bool
+	gone     bool // its host answers nothing: no refusal, no reset
+	stopped  bool // SIGSTOP: its kernel still takes bytes
+	draining bool // SIGTERM: nothing new is taken
+	idle     time.Duration
+	since    time.Duration // stopped since
+	leapt    time.Duration // how much its clock has leapt forward
+	born     time.Duration
+	held     []func()  // what waits for SIGCONT
+	sockets  []*socket // in the order in which they were opened
 }
 
 func newProcess(w *world, name string) *process {
@@ -176,7 +177,7 @@ func (p *process) die(vanish bool) {
 // start begins another life; who calls it makes the insides anew.
 func (p *process) start() {
 	p.life++
-	p.alive, p.gone, p.stopped, p.born, p.idle, p.leapt = true, false, false, p.now, 0, 0
+	p.alive, p.gone, p.stopped, p.draining, p.born, p.idle, p.leapt = true, false, false, false, p.now, 0, 0
 }
 
 func (p *process) drop(s *socket) {
