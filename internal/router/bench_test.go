@@ -38,6 +38,12 @@ func TestMain(m *testing.M) {
 		benchProcess(role, strings.Split(addrs, "+"))
 		return
 	}
+	spoil = func(b []byte) { // who reads a body that was given back is found out
+		given.Add(1)
+		for i := range b {
+			b[i] = 0xdb
+		}
+	}
 	goleak.VerifyTestMain(withEdges{m})
 }
 

@@ -41,8 +41,8 @@ type exchange struct {
 	began time.Duration
 	until time.Duration // the request's deadline
 
-	body   []byte
-	held   int64 // memory booked for it
+	memory bodyMemory // the body's
+	held   int64      // booked for it
 	scan   api.Scanned
 	items  int
 	batch  bool
@@ -196,6 +196,7 @@ func (x *exchange) dispatch(now time.Duration) {
 	a.scored = make(chan struct{})
 	x.wellAt = now
 	x.watchOver(a, x.watchOpen)
+	x.memory.use()
 	x.r.legs.Go(func() { x.prefill(a) })
 }
 
@@ -247,6 +248,7 @@ var errLegOver = errors.New("the leg is over")
 // ends, and for an error inside of it.
 func (x *exchange) prefill(a *attempt) {
 	w := a.workers[Prefill]
+	defer x.memory.leave()
 	defer x.history.leave(x.r.cfg.Log)
 	defer x.dropScores(a)
 	defer x.r.table.release(w, a.cost[Prefill])
@@ -639,9 +641,9 @@ func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
 	} else {
 		u.Path, u.RawQuery = x.path, x.req.URL.RawQuery
 		resp, err = x.r.transport.RoundTrip((&http.Request{
-			Method: http.MethodPost, URL: &u, Header: a.header, ContentLength: int64(a.length), Body: &segments{segs: a.segs},
+			Method: http.MethodPost, URL: &u, Header: a.header, ContentLength: int64(a.length), Body: x.segments(a),
 			// For a second try on a new connection, as the pool's.
-			GetBody: func() (io.ReadCloser, error) { return &segments{segs: a.segs}, nil },
+			GetBody: func() (io.ReadCloser, error) { return x.segments(a), nil },
 		}).WithContext(a.ctx[leg]))
 	}
 	if err != nil {
@@ -659,10 +661,17 @@ func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
 	return nil, statusFault(&answer{status: resp.StatusCode, header: resp.Header, body: body})
 }
 
-// segments reads a body from its pieces, for net/http.
+// segments reads a body from its pieces, for net/http, which may do so for
+// longer than the leg runs, and closes it then.
 type segments struct {
-	segs [][]byte
-	off  int
+	segs  [][]byte
+	off   int
+	close func()
+}
+
+func (x *exchange) segments(a *attempt) *segments {
+	x.memory.use()
+	return &segments{segs: a.segs, close: sync.OnceFunc(x.memory.leave)}
 }
 
 func (s *segments) Read(p []byte) (n int, err error) {
@@ -679,7 +688,10 @@ func (s *segments) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-func (s *segments) Close() error { return nil }
+func (s *segments) Close() error {
+	s.close()
+	return nil
+}
 
 // answer tells the client how a request ended that did not end well.
 func (x *exchange) answer() {

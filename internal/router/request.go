@@ -46,7 +46,7 @@ func (x *exchange) open() *api.Error {
 	if err := x.readBody(limit); err != nil {
 		return err
 	}
-	if x.scan, err = api.Scan(x.body); err != nil {
+	if x.scan, err = api.Scan(x.memory.bytes); err != nil {
 		return err
 	}
 	if x.items, x.batch, err = x.scan.Items(x.kind); err != nil {
@@ -99,20 +99,24 @@ func (x *exchange) readBody(limit time.Duration) *api.Error {
 	if n < 0 {
 		size = 4 << 10
 	}
-	first := min(size, firstRead)
+	first := memoryFor(min(size, firstRead))
 	if err := x.hold(first); err != nil {
 		return err
 	}
-	body := make([]byte, 0, first)
+	body := takeMemory(first)
+	x.memory.use()
+	defer func() { x.memory.bytes = body }()
 	for n < 0 || int64(len(body)) < n {
 		if len(body) == cap(body) {
 			if n < 0 {
-				size = min(2*int64(cap(body)), most+1)
+				size = memoryFor(min(2*int64(cap(body)), most+1))
 			}
 			if err := x.hold(size - int64(cap(body))); err != nil {
 				return err
 			}
-			body = append(make([]byte, 0, size), body...)
+			more := append(takeMemory(size), body...)
+			giveMemory(body)
+			body = more
 		}
 		k, err := x.req.Body.Read(body[len(body):cap(body)])
 		body = body[:len(body)+k]
@@ -127,7 +131,6 @@ func (x *exchange) readBody(limit time.Duration) *api.Error {
 		}
 	}
 	x.rc.SetReadDeadline(time.Time{})
-	x.body = body
 	return nil
 }
 
@@ -159,6 +162,9 @@ func (x *exchange) close(err *api.Error) {
 	}
 	r.mu.Unlock()
 	r.bodies.Add(-x.held)
+	if x.memory.bytes != nil {
+		x.memory.leave()
+	}
 	x.history.leave(r.cfg.Log)
 }
 
