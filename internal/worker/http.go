@@ -174,6 +174,9 @@ func (h *httpSide) generation(parse func([]byte) (*api.Request, *api.Error)) htt
 		e := h.enter(w, r)
 		defer e.close()
 		if err := h.generate(w, r, parse, e); err != nil {
+			if e.cs == nil { // it came to no job, which would be counted
+				h.w.Metrics().Requests.With(string(err.Code)).Inc()
+			}
 			e.settle(err)
 			api.WriteError(w, err)
 		}

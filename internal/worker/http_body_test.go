@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -81,4 +82,32 @@ func TestBodiesThatNeverCome(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Every request for tokens is counted at its end, also one that came to no job.
+func TestRefusedRequestsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimWorker(t, Config{Role: Serve})
+		w.wireServe()
+		front, err := newFront(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer runLoops(t, w)()
+		for _, body := range []string{
+			`{`, `{"text":5}`, `{"text":"a","regex":"b"}`, `{"input_ids":[999999]}`,
+			`{"text":"a","sampling_params":{"max_new_tokens":5000}}`, `{"text":"` + strings.Repeat("a", 5000) + `"}`,
+			`{"text":"a","sampling_params":{"max_new_tokens":2}}`,
+		} {
+			front.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "POST", "/generate", strings.NewReader(body)))
+		}
+		synctest.Wait()
+		metrics := httptest.NewRecorder()
+		front.ServeHTTP(metrics, httptest.NewRequest("GET", "/metrics", nil))
+		for code, want := range map[string]int{"invalid_request": 3, "unsupported": 1, "context_length_exceeded": 2, "ok": 1} {
+			if line := fmt.Sprintf("metronome_requests_total{code=%q} %d\n", code, want); !strings.Contains(metrics.Body.String(), line) {
+				t.Errorf("no %s", line)
+			}
+		}
+	})
 }
