@@ -5,6 +5,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -149,6 +150,19 @@ func invalidJSON(body []byte) *Error {
 	var v json.RawMessage
 	err := json.Unmarshal(body, &v)
 	return Errorf(InvalidRequest, "the body is not JSON: %v", err)
+}
+
+// JSONFault is what is wrong with JSON that did not fit a type of ours, whose
+// name is nobody's business.
+func JSONFault(err error) string {
+	var t *json.UnmarshalTypeError
+	switch {
+	case !errors.As(err, &t):
+		return err.Error()
+	case t.Field == "":
+		return "it is of type " + t.Value
+	}
+	return "`" + t.Field + "` is of type " + t.Value
 }
 
 // eachField calls f for every key of a JSON object, in order. The body has

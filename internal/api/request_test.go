@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"math"
 	"strings"
 	"testing"
@@ -198,5 +199,23 @@ func TestTokens(t *testing.T) {
 	}
 	if err := (Tokens{}).Authorize(""); err != nil {
 		t.Errorf("without tokens: %v", err)
+	}
+}
+
+// What peers are told of JSON that does not fit names no type of Go.
+func TestJSONFault(t *testing.T) {
+	for text, want := range map[string]string{
+		`[]`: "it is of type array", `{"a":5}`: "`a` is of type number", `{`: "unexpected end of JSON input", `{"a":"b"}`: "",
+	} {
+		var v struct {
+			A string `json:"a"`
+		}
+		got := ""
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			got = JSONFault(err)
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
 	}
 }

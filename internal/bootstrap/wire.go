@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/metronome-serve/metronome/internal/api"
 )
 
 // object is a JSON object whose values are not decoded yet. Keys are compared
@@ -19,7 +21,7 @@ type object map[string]json.RawMessage
 func parseObject(body []byte) (object, error) {
 	var o object
 	if err := json.Unmarshal(body, &o); err != nil {
-		return nil, fmt.Errorf("the body is not a JSON object: %w", err)
+		return nil, fmt.Errorf("the body is not a JSON object: %s", api.JSONFault(err))
 	}
 	if o == nil {
 		return nil, errors.New("the body is null, want a JSON object")

@@ -86,7 +86,7 @@ func (r *Router) readMembership(req *http.Request) (j joined, e *api.Error) {
 	}
 	var m Membership
 	if err := json.Unmarshal(body, &m); err != nil {
-		return bad("", "not a membership like {\"role\":\"decode\",\"url\":\"http://10.0.0.5:30100\",\"instance\":\"…\"}: %v", err)
+		return bad("", "not a membership like {\"role\":\"decode\",\"url\":\"http://10.0.0.5:30100\",\"instance\":\"…\"}: %s", api.JSONFault(err))
 	}
 	role := Decode
 	if m.Role == Prefill.String() {
