@@ -72,7 +72,7 @@ func run(args []string) int {
 		fmt.Fprintln(os.Stderr, "metronome:", err)
 		return exitFailure
 	}
-	args = usual(args)
+	args = joined(k.Model.Node, usual(args))
 	if err := set.load(args); err != nil {
 		return report(args, err)
 	}
@@ -118,6 +118,28 @@ func usual(args []string) []string {
 		return []string{"version"}
 	}
 	return args
+}
+
+// joined makes --flag false of a yes/no flag one word, as --flag=false, which all
+// other flags take as two.
+func joined(app *kong.Node, args []string) []string {
+	yesNo := map[string]bool{}
+	for _, command := range app.Leaves(false) {
+		for _, f := range command.Flags {
+			if f.IsBool() && f.Name != "help" {
+				yesNo["--"+f.Name] = true
+			}
+		}
+	}
+	var out []string
+	for _, a := range args {
+		if n := len(out); n > 0 && yesNo[out[n-1]] && (a == "true" || a == "false") {
+			out[n-1] += "=" + a
+		} else {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // hint tells who has named no command where they are listed.

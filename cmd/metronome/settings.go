@@ -70,15 +70,31 @@ func (s *settings) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		return nil, nil
 	}
 	s.used[flag.Name] = true
-	s.origin[flag.Name] = s.file
-	if list, ok := v.([]any); ok {
-		words := make([]string, len(list))
-		for i, e := range list {
-			words[i] = fmt.Sprint(e)
-		}
-		return strings.Join(words, ","), nil
+	if v == nil { // a line without a value says nothing
+		return nil, nil
 	}
-	return fmt.Sprint(v), nil
+	s.origin[flag.Name] = s.file
+	return word(flag, v)
+}
+
+// word is a value of the file as it would stand on the command line.
+func word(flag *kong.Flag, v any) (string, error) {
+	list, many := v.([]any)
+	if !many {
+		list = []any{v}
+	}
+	words := make([]string, len(list))
+	for i, e := range list {
+		switch reflect.ValueOf(e).Kind() {
+		case reflect.Map, reflect.Slice, reflect.Invalid:
+			return "", errors.New("a value has no parts")
+		}
+		words[i] = fmt.Sprint(e)
+	}
+	if many && !flag.IsSlice() {
+		return "", errors.New("one value, not a list")
+	}
+	return strings.Join(words, ","), nil
 }
 
 // blame adds to an error about a flag where the value came from, if that is
