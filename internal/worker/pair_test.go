@@ -209,6 +209,27 @@ func TestPairAnswersLikeServe(t *testing.T) {
 	}
 }
 
+// TestNamedDPRank: a request that names the prefill's DP rank is computed where
+// decode takes its pages from, whatever its room says.
+func TestNamedDPRank(t *testing.T) {
+	x := &pair{p: runWorker(t, Config{Role: Prefill, DP: 2}), d: runWorker(t, Config{Role: Decode})}
+	j := Job{RID: "named", Prompt: prompts(x.p, 1)[0], MaxTokens: 3, Addr: x.p.prefill.addr, Deadline: time.Now().Add(20 * time.Second)}
+	for room := range int64(2) {
+		for rank := range 2 {
+			j.Room, j.DPRank = 100+2*int64(rank)+room, rank
+			p, d := submit(t, x.p, j), submit(t, x.d, j)
+			if got := hear(t, d); got.end.Reason != EndLength || len(got.outs) != 3 {
+				t.Errorf("room %d, DP rank %d: %d tokens, %+v %v", j.Room, rank, len(got.outs), got.end, got.end.Err)
+			}
+			hear(t, p)
+		}
+	}
+	j.DPRank = 2
+	if err := x.p.Submit(&j); err == nil || err.Code != api.InvalidRequest {
+		t.Errorf("a DP rank that is not there: %v", err)
+	}
+}
+
 // mustHaveRecomputed checks that the test has shown what it is for: P has
 // numbered more requests than it was given jobs.
 func (x *pair) mustHaveRecomputed(t *testing.T, jobs int) {

@@ -219,10 +219,14 @@ func (l *loop) release() {
 	}
 }
 
-// place chooses the DP rank: a prefill's follows from the room, as its
-// registry tells everybody; the others take the rank with the fewest open jobs.
+// place chooses the DP rank: a prefill's is the one that the job names, for
+// decode goes there, or follows from the room, as the registry tells everybody;
+// the others take the rank with the fewest open jobs.
 func (w *Worker) place(j *Job) *loop {
-	if w.cfg.Role == Prefill {
+	switch {
+	case w.cfg.Role == Prefill && j.DPRank >= 0:
+		return w.loops[j.DPRank]
+	case w.cfg.Role == Prefill:
 		return w.loops[j.Room%int64(len(w.loops))]
 	}
 	return slices.MinFunc(w.loops, func(a, b *loop) int { return cmp.Compare(a.jobs.Load(), b.jobs.Load()) })
@@ -242,6 +246,8 @@ func (w *Worker) checkJob(j *Job) *api.Error {
 		return api.Errorf(api.InvalidRequest, "an answer goes on after %d of %d tokens, seed %v: it needs a prompt and its seed", j.Said, len(j.Prompt), j.SeedSet)
 	case (j.Room < 0) != (w.cfg.Role == Serve):
 		return api.Errorf(api.InvalidRequest, "room %d on a %s worker", j.Room, w.cfg.Role)
+	case w.cfg.Role == Prefill && j.DPRank >= len(w.loops):
+		return api.Errorf(api.InvalidRequest, "the request names DP rank %d of a prefill worker that has %d (0 … %d)", j.DPRank, len(w.loops), len(w.loops)-1)
 	case len(j.Prompt)+j.MaxTokens > w.cfg.Context:
 		return api.Errorf(api.ContextLengthExceeded, "a prompt of %d tokens and %d more do not fit the context of %d", len(j.Prompt), j.MaxTokens, w.cfg.Context)
 	}
