@@ -691,8 +691,11 @@ func TestPlace(t *testing.T) {
 		}
 		w.cfg.Role = Prefill
 		for room := range int64(9) {
-			if l := w.place(&Job{Room: room}); l.rank != int(room%3) {
+			if l := w.place(&Job{Room: room, DPRank: -1}); l.rank != int(room%3) {
 				t.Errorf("room %d went to rank %d", room, l.rank)
+			}
+			if l := w.place(&Job{Room: room, DPRank: 2}); l.rank != 2 {
+				t.Errorf("room %d names rank 2 and went to rank %d", room, l.rank)
 			}
 		}
 	})
