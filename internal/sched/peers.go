@@ -123,12 +123,12 @@ func (p *Peers) refuse(pr *peer, w *Want) *Error {
 	}
 	const later = time.Second
 	if pr != nil && pr.unresolved >= p.cfg.MaxPerAddr {
-		err := errorf(Overloaded, "%d requests wait already for prefill %s, which is not reached yet; try again later or elsewhere", pr.unresolved, w.Addr)
+		err := errorf(Overloaded, "%d requests wait already for prefill %s, which is not reached yet: the most for one, so that one that hangs leaves room for the others; try again later or elsewhere", pr.unresolved, w.Addr)
 		err.RetryAfter = later
 		return err
 	}
 	if p.unresolved >= p.cfg.MaxUnresolved {
-		err := errorf(Overloaded, "%d requests wait already for prefills that are not reached yet; try again later or elsewhere", p.unresolved)
+		err := errorf(Overloaded, "%d requests wait already for prefills that are not reached yet, the most in all; try again later or elsewhere", p.unresolved)
 		err.RetryAfter = later
 		return err
 	}
