@@ -66,8 +66,11 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 	if c.Threads > 1024 {
 		return usagef("--threads is %d: want at most 1024", c.Threads)
 	}
-	if c.Context < 1 || c.Chunk < 1 || c.Rounds < 1 || c.Threads < 0 || len(c.Prefill)+len(c.Decode) == 0 {
-		return usagef("--context, --chunk and --rounds must be at least 1, --threads not below 0, and one of --prefill and --decode a list")
+	if err := atLeast(number{"context", c.Context, 1}, number{"chunk", c.Chunk, 1}, number{"rounds", c.Rounds, 1}, number{"threads", c.Threads, 0}); err != nil {
+		return err
+	}
+	if len(c.Prefill)+len(c.Decode) == 0 {
+		return usagef("--prefill none --decode none: nothing is left to measure")
 	}
 	if c.Precision == "f32" && !s.chosen("kv-dtype") {
 		c.KVDType = "f32"

@@ -142,11 +142,20 @@ func joined(app *kong.Node, args []string) []string {
 	return out
 }
 
-// hint tells who has named no command where they are listed.
+// hint tells who has named no command, or left something out, where it is listed.
 func hint(err error) error {
 	var p *kong.ParseError
-	if errors.As(err, &p) && p.Context.Selected() == nil {
+	if !errors.As(err, &p) {
+		return err
+	}
+	if flag, _, ended := strings.Cut(err.Error(), `: expected string value but got "EOL"`); ended {
+		return fmt.Errorf("%s: its value is missing", flag)
+	}
+	switch at := p.Context.Selected(); {
+	case at == nil:
 		return fmt.Errorf("%w; metronome --help lists the commands", err)
+	case strings.HasPrefix(err.Error(), "expected "):
+		return fmt.Errorf("%w; %s --help shows what may follow", err, at.FullPath())
 	}
 	return err
 }

@@ -32,7 +32,7 @@ func (c *pullCmd) Run(ctx context.Context, s *settings) error {
 	if !ok {
 		return usagef("%q is no known model; these are: %s", c.Name, strings.Join(knownNames(), ", "))
 	}
-	dir, err := known.Dir()
+	dir, err := modelsDir()
 	if err != nil {
 		return err
 	}
@@ -61,6 +61,15 @@ func knownNames() (names []string) {
 	return names
 }
 
+// modelsDir is where pull puts models. Who has no such place has to name one.
+func modelsDir() (string, error) {
+	dir, err := known.Dir()
+	if err != nil {
+		return "", usageError{err}
+	}
+	return dir, nil
+}
+
 // modelPath is the file that a MODEL argument means: a name known to pull is
 // taken from where pull puts it; every other one is a file, or tiny.
 func modelPath(name, engine string) (string, error) {
@@ -77,7 +86,7 @@ func modelPath(name, engine string) (string, error) {
 		}
 		return name, nil
 	}
-	dir, err := known.Dir()
+	dir, err := modelsDir()
 	if err != nil {
 		return "", err
 	}
@@ -200,7 +209,7 @@ func count(n int) string {
 }
 
 func (c *modelsCmd) rows() ([]modelRow, error) {
-	dir, err := known.Dir()
+	dir, err := modelsDir()
 	if err != nil {
 		return nil, err
 	}

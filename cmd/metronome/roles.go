@@ -371,9 +371,9 @@ func waitReady(ctx context.Context, base string) {
 
 // listen takes a role's address for HTTP.
 func listen(addr string) (net.Listener, error) {
-	ln, err := net.Listen("tcp", addr)
+	ln, err := worker.Listen("--listen", addr)
 	if err != nil {
-		return nil, usagef("--listen: %v", err)
+		return nil, usageError{err}
 	}
 	return ln, nil
 }

@@ -209,7 +209,7 @@ func (c *configCmd) Run(s *settings) error {
 		return usageError{err}
 	}
 	inner.parsed = parsed
-	if err := inner.unknown(); err != nil {
+	if err := errors.Join(inner.unknown(), inner.blame(inner.checkAmounts())); err != nil {
 		return err
 	}
 	return inner.print()

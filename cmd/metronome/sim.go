@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -32,7 +33,10 @@ type simCmd struct {
 }
 
 // Run runs simulated fleets. A rule that is broken ends it with status 1.
-func (c *simCmd) Run(ctx context.Context) error {
+func (c *simCmd) Run(ctx context.Context, s *settings) error {
+	if err := s.unknown(); err != nil {
+		return err
+	}
 	if c.Prefills < 1 || c.Decodes < 1 || c.Prefills+c.Decodes > 256 || c.Requests < 0 || c.Seeds < 0 || c.Hours < 0 {
 		return usagef("%d prefills, %d decodes, %d requests, %d seeds: at least one worker of each kind, at most 256 in all, would be right",
 			c.Prefills, c.Decodes, c.Requests, c.Seeds)
@@ -42,6 +46,11 @@ func (c *simCmd) Run(ctx context.Context) error {
 	}
 	if c.SVG != "" && c.Compare == "" {
 		return usagef("--svg %s: only --compare blocking draws; add it, or leave --svg out", c.SVG)
+	}
+	for flag, file := range map[string]string{"svg": c.SVG, "out": c.Out} { // known before hours of work, not after
+		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
+			return usagef("--%s %s: there is no folder %s", flag, file, filepath.Dir(file))
+		}
 	}
 	if c.Compare != "" {
 		return c.compare()

@@ -14,9 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/metronome-serve/metronome/internal/worker"
 )
 
 // readyTimeout bounds the start of one child: a big model has to be mapped and
@@ -120,12 +121,9 @@ func (c *upCmd) check() error {
 // portFree looks whether the router will get its port, before any worker is
 // started: what else it would say comes late, and of a flag that up has not.
 func (c *upCmd) portFree() error {
-	ln, err := net.Listen("tcp", c.address())
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return usagef("--port %d: another process listens there; end it, or take --port 0, which picks a free one", c.Port)
-	}
+	ln, err := worker.Listen("--port", c.address())
 	if err != nil {
-		return usagef("--port %d: %v", c.Port, err)
+		return usageError{err}
 	}
 	return ln.Close()
 }

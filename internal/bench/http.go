@@ -177,7 +177,7 @@ func (b *HTTP) stream(ctx context.Context, base string, heard func()) (first, la
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300)) // of whoever answers: it may be a page
 		return first, last, fmt.Errorf("status %d: %s", resp.StatusCode, text)
 	}
 	return b.events(hearing{resp.Body, heard})

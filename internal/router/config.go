@@ -96,7 +96,7 @@ func (c *Config) check() error {
 			*d.v = d.def
 		}
 		if *d.v <= 0 {
-			return fmt.Errorf("%s is %v; it must be more than zero", d.name, *d.v)
+			return fmt.Errorf("--%s is %v; it must be more than zero", d.name, *d.v)
 		}
 	}
 	if c.MaxBodies == 0 {
@@ -104,23 +104,23 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.HealthFails < 1:
-		return fmt.Errorf("health-failures is %d; it must be at least 1", c.HealthFails)
+		return fmt.Errorf("--health-failures is %d; it must be at least 1", c.HealthFails)
 	case c.CacheMemory < minCacheMemory || c.CacheMemory > maxCacheMemory:
-		return fmt.Errorf("cache-memory is %d bytes; it must be between 64KiB and 4GiB", c.CacheMemory)
+		return fmt.Errorf("--cache-memory is %d bytes; it must be between 64KiB and 4GiB", c.CacheMemory)
 	case c.Retries < 0:
-		return fmt.Errorf("retries is %d; it must be at least 0", c.Retries)
+		return fmt.Errorf("--retries is %d; it must be at least 0", c.Retries)
 	case c.Migrations < 0:
-		return fmt.Errorf("migrations is %d; it must be at least 0", c.Migrations)
+		return fmt.Errorf("--migrations is %d; it must be at least 0", c.Migrations)
 	case c.MaxRequests < 1:
-		return fmt.Errorf("max-requests is %d; it must be at least 1", c.MaxRequests)
+		return fmt.Errorf("--max-requests is %d; it must be at least 1", c.MaxRequests)
 	case c.MaxBody < 1:
-		return fmt.Errorf("max-body is %d; it must be at least 1 byte", c.MaxBody)
+		return fmt.Errorf("--max-body is %d; it must be at least 1 byte", c.MaxBody)
 	case c.MaxEjected < 0 || c.MaxEjected > 1:
-		return fmt.Errorf("max-ejected is %g; it must be between 0 and 1 (100%%)", c.MaxEjected)
+		return fmt.Errorf("--max-ejected is %g; it must be between 0 and 1 (100%%)", c.MaxEjected)
 	case c.Drain < 0:
-		return fmt.Errorf("drain is %v; it must not be negative", c.Drain)
+		return fmt.Errorf("--drain is %v; it must not be negative", c.Drain)
 	case c.Lease < leaseLeast || c.Lease > leaseMost:
-		return fmt.Errorf("lease is %v; it must be between %v and %v", c.Lease, leaseLeast, leaseMost)
+		return fmt.Errorf("--lease is %v; it must be between %v and %v", c.Lease, leaseLeast, leaseMost)
 	case len(c.Prefill) == 0 && len(c.Decode) > 0 && !c.Watched:
 		return fmt.Errorf("no prefill worker; name one with --prefill URL[,BOOTSTRAP_PORT] or in --workers FILE, or name none at all and let all join")
 	case len(c.Decode) == 0 && len(c.Prefill) > 0 && !c.Watched:

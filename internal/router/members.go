@@ -142,9 +142,13 @@ func newTable(cfg *Config, m *metric.Set) (*table, error) {
 	t := &table{maxEjected: cfg.MaxEjected, failLimit: cfg.HealthFails, metrics: m}
 	seed := maphash.MakeSeed()
 	for leg, name := range [...]string{cfg.PrefillPolicy, cfg.DecodePolicy} {
+		flag := "policy"
+		if name != "" {
+			flag = Leg(leg).String() + "-policy"
+		}
 		policy, err := ParsePolicy(cmp.Or(name, cfg.Policy))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("--%s: %w", flag, err)
 		}
 		p := newPicker(policy, rand.Uint64())
 		if p.seed = seed; policy == CacheAware {

@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
+	"syscall"
 )
 
 // bind listens on an address of the configuration. Whoever listens beyond this
@@ -20,9 +22,17 @@ func (c *Config) bind(flag, addr string) (net.Listener, error) {
 	if !loopback(host) && c.Tokens.Empty() && !c.Insecure {
 		return nil, fmt.Errorf("%s %s can be reached from other machines: give --token-file, or --insecure if the network is trusted", flag, addr)
 	}
+	return Listen(flag, addr)
+}
+
+// Listen takes the address of a flag, or says what keeps it from that.
+func Listen(flag, addr string) (net.Listener, error) {
 	ln, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s %s: another process listens there; end it, or take another port (0 picks a free one)", flag, addr)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
+		return nil, fmt.Errorf("%s %s: %w", flag, addr, err)
 	}
 	return ln, nil
 }

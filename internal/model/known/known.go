@@ -22,8 +22,10 @@
 package known
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // Model is one known model file.
@@ -78,9 +80,20 @@ func Find(name string) (*Model, bool) {
 func Dir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("models are kept in the user's cache folder, and that is not known: %w; set %s", err, variables())
 	}
 	return filepath.Join(cache, "metronome", "models"), nil
+}
+
+// variables are those that say where the user's cache is.
+func variables() string {
+	switch runtime.GOOS {
+	case "windows":
+		return "LocalAppData"
+	case "darwin", "ios":
+		return "HOME"
+	}
+	return "HOME, or XDG_CACHE_HOME to an absolute path"
 }
 
 // Path is where the model is kept in dir.

@@ -34,7 +34,7 @@ func (m *Model) Pull(ctx context.Context, dir string, from Source) (string, erro
 	path := m.Path(dir)
 	home := filepath.Dir(path)
 	if err := os.MkdirAll(home, 0o755); err != nil {
-		return "", err
+		return "", fmt.Errorf("models are kept in %s, which cannot be made: %w; for another place set %s", dir, err, variables())
 	}
 	unlock, err := lock(filepath.Join(home, ".lock"))
 	if err != nil {
