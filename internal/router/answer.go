@@ -48,6 +48,15 @@ func named(connection []string, k string) bool {
 	return false
 }
 
+// noAnswer says what is wrong with a status that is neither 200 nor an error: a
+// worker has nothing to say by it, least of all where a client should go.
+func noAnswer(status int) string {
+	if status == 200 || status >= 400 {
+		return ""
+	}
+	return fmt.Sprintf("it answered with status %d, which is neither an answer nor an error", status)
+}
+
 // errorBody is the union of the error bodies in use: OpenAI's, SGLang's two,
 // and that of its web framework.
 type errorBody struct {

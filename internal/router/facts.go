@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -70,6 +71,9 @@ func (r *Router) ask(ctx context.Context, wk *worker, req *http.Request, body []
 		return nil, bad(err)
 	}
 	defer resp.Body.Close()
+	if text := noAnswer(resp.StatusCode); text != "" {
+		return nil, bad(errors.New(text))
+	}
 	a := &answer{status: resp.StatusCode, header: resp.Header}
 	if a.body, err = io.ReadAll(io.LimitReader(resp.Body, factsMax+1)); err != nil {
 		return nil, bad(err)

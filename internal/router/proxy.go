@@ -649,11 +649,14 @@ func (x *exchange) send(a *attempt, leg Leg) (*http.Response, *fault) {
 	if err != nil {
 		return nil, &fault{kind: faultConnect, text: plainCause(a.ctx[leg], err)}
 	}
-	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+	if resp.StatusCode == http.StatusOK {
 		return resp, nil
 	}
 	defer resp.Body.Close()
 	x.history.answered(a.n, leg, resp)
+	if text := noAnswer(resp.StatusCode); text != "" {
+		return nil, &fault{kind: faultCut, text: text}
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, errorAnswer))
 	if err != nil {
 		return nil, &fault{kind: faultCut, text: plainCause(a.ctx[leg], err)}

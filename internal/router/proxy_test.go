@@ -150,6 +150,9 @@ func TestErrorsWithoutAnotherPair(t *testing.T) {
 			d: says(502, `{"error":{"code":"prefill_unreachable","message":"Could not fetch prefill parallel info from p0:8998 after 15 attempts"}}`)},
 		{name: "foreign 503", p: says(503, "busy"), d: hang, status: 503, code: "no_prefill", phrase: "busy"},
 		{name: "decode 404", p: hang, d: says(404, `{"error":{"code":"model_not_found","message":"m"}}`), status: 404, code: "model_not_found"},
+		{name: "decode sends elsewhere", p: hang, d: says(302, ""), status: 502, code: "decode_unreachable", phrase: "status 302"},
+		{name: "decode says nothing", p: hang, d: says(204, ""), status: 502, code: "decode_unreachable", phrase: "status 204"},
+		{name: "prefill sends elsewhere", p: says(307, ""), d: hang, status: 502, code: "prefill_unreachable", phrase: "status 307"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inFleet(t, 1, 1, nil, func(t *testing.T, f *fleet) {
