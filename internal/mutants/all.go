@@ -334,18 +334,11 @@ var All = []Mutant{
 		Test:  transcripts("prefill_two_full_pools"),
 	},
 	{
-		Name:  "drain_forgets_queue",
-		File:  "internal/sched/decode.go",
-		Why:   "a drain ends those who wait for their prefill at once",
-		Edits: []Edit{{"\tcase *Drain:\n\t\td.draining = true\n", "\tcase *Drain:\n\t\td.draining = true\n\t\tfor _, r := range slices.Clone(d.in[Pending].s) {\n\t\t\td.fail(r, refused(Draining, \"this decode worker is draining\"))\n\t\t}\n"}},
-		Test:  transcripts("decode_hung_queue"),
-	},
-	{
-		Name:  "drain_forgets_recompute",
+		Name:  "queue_refuses_recompute",
 		File:  "internal/sched/prefill.go",
-		Why:   "a draining prefill refuses to compute a preempted request anew, whose answer has begun",
-		Edits: []Edit{{"\tcase again:\n\t\treturn nil", "\tcase again && !p.draining:\n\t\treturn nil"}},
-		Test:  transcripts("(prefill_recompute|prefill_refusals)"),
+		Why:   "a full prefill refuses to compute a preempted request anew, whose answer has begun",
+		Edits: []Edit{{"\tcase again:\n\t\treturn nil", "\tcase again && queued < p.cfg.MaxQueued:\n\t\treturn nil"}},
+		Test:  transcripts("prefill_refusals"),
 	},
 	{
 		Name:  "drain_waits_once",

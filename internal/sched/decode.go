@@ -18,11 +18,10 @@ type Decode struct {
 	pool  *kv.Pool
 	peers *Peers // nil with Serve
 
-	now      time.Duration
-	armed    time.Duration // the deadline that the last Ready told, until it is judged
-	handed   bool          // Ready has been called since the last Step
-	draining bool
-	ready    DecodeReady
+	now    time.Duration
+	armed  time.Duration // the deadline that the last Ready told, until it is judged
+	handed bool          // Ready has been called since the last Step
+	ready  DecodeReady
 
 	arrivals  uint64
 	lastGrant GrantID
@@ -127,8 +126,6 @@ func (d *Decode) Step(now time.Duration, ev Event) {
 	case *StopAt:
 		r := d.reqs[ev.Req]
 		d.end(r, Stop, nil, max(0, min(ev.Index, r.output())))
-	case *Drain:
-		d.draining = true
 	case *PeerDone, *LinkHeard, *LinkEnded:
 		d.peers.Step(now, ev)
 	case *Tick:
@@ -334,8 +331,6 @@ func (d *Decode) refusal(s *Submit) *Error {
 	switch {
 	case d.ready.Fatal != nil:
 		return d.ready.Fatal
-	case d.draining:
-		return refused(Draining, "this decode worker is draining")
 	case d.cfg.Serve:
 		return errorf(Internal, "this process computes prompts itself: a request comes by Adopt")
 	case len(s.Prompt) == 0 || s.MaxTokens < 0:

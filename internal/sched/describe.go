@@ -23,9 +23,6 @@ func (r Reason) String() string {
 func (d *Decode) Describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pages: %s", d.pool.Count())
-	if d.draining {
-		b.WriteString("; draining")
-	}
 	if d.running {
 		fmt.Fprintf(&b, "; batch %d", d.batch.ID)
 	}
@@ -58,9 +55,6 @@ func (d *Decode) Describe() string {
 func (p *Prefill) Describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pages: %s", p.pool.Count())
-	if p.draining {
-		b.WriteString("; draining")
-	}
 	if p.running {
 		fmt.Fprintf(&b, "; batch %d", p.batch.ID)
 	}

@@ -43,8 +43,8 @@
 //	 7. Serve: both cores share one kv.Pool and one goroutine. Each turn the prefill
 //	    core's Ready comes first; its HandOvers go to the decode core as Adopt, then
 //	    comes the decode core's Ready, and its Preempts go back as SubmitPrefill. A
-//	    request is in one core at a time and ends there; Abort, StopAt, Drain and
-//	    Tick go to both. The ids of batches are those of their core.
+//	    request is in one core at a time and ends there; Abort, StopAt and Tick
+//	    go to both. The ids of batches are those of their core.
 //
 // # Decode
 //

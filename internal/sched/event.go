@@ -120,14 +120,10 @@ type StopAt struct {
 	Index int
 }
 
-// Drain: no new requests are taken from now on (Submit ends with Draining).
-type Drain struct{}
-
 func (*Tick) event()      {}
 func (*Abort) event()     {}
 func (*BatchDone) event() {}
 func (*StopAt) event()    {}
-func (*Drain) event()     {}
 
 // Batch is one forward pass. Its memory belongs to the core and stays
 // untouched until the core is stepped with its BatchDone.

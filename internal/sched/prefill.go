@@ -17,11 +17,10 @@ type Prefill struct {
 	cfg  PrefillConfig
 	pool *kv.Pool
 
-	now      time.Duration
-	armed    time.Duration // the deadline that the last Ready told, until it is judged
-	handed   bool          // Ready has been called since the last Step
-	draining bool
-	ready    PrefillReady
+	now    time.Duration
+	armed  time.Duration // the deadline that the last Ready told, until it is judged
+	handed bool          // Ready has been called since the last Step
+	ready  PrefillReady
 
 	arrivals uint64
 	reqs     map[ReqID]*prefillReq
@@ -127,8 +126,6 @@ func (p *Prefill) Step(now time.Duration, ev Event) {
 		p.fail(p.reqs[ev.Req], ev.Cause)
 	case *StopAt:
 		p.end(p.reqs[ev.Req], Stop, nil)
-	case *Drain:
-		p.draining = true
 	case *Tick:
 		p.tick()
 	}
@@ -268,9 +265,7 @@ func (p *Prefill) refusal(s *SubmitPrefill) *Error {
 	case again && p.keys[s.Grant] != nil:
 		return errorf(Internal, "grant %d is in use by another request", s.Grant.Grant)
 	case again:
-		return nil // its answer has begun: neither a drain nor the queue's bound ends it
-	case p.draining:
-		return refused(Draining, "this prefill worker is draining")
+		return nil // its answer has begun: the queue's bound does not end it
 	case queued >= p.cfg.MaxQueued:
 		return refused(Overloaded, "%d requests are queued, the limit", queued)
 	}

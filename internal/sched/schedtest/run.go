@@ -26,7 +26,7 @@ import (
 //	batch-done [core=prefill|decode] [tokens=(…)] [err=…] [id=1]
 //	run batches=3                run batches until so many are done
 //	peer-done id=3 [fault=peer|local|mismatch] [cause=…]      link-ended link=1 [cause=…]
-//	abort req=1 [cause=…]        stop-at req=1 index=2        drain
+//	abort req=1 [cause=…]        stop-at req=1 index=2
 //	tick                         a turn without news
 //	advance 5s                   time passes, with a turn at each deadline
 //	sleep 5s                     the process is stopped: time passes without a turn
@@ -110,7 +110,6 @@ var commands = map[string]func(*Script) error{
 	"stop-at": func(s *Script) error {
 		return s.both(&sched.StopAt{Req: s.req(), Index: s.num("index", 0)})
 	},
-	"drain":   func(s *Script) error { return s.both(&sched.Drain{}) },
 	"tick":    func(s *Script) error { return s.env.Turn() },
 	"advance": func(s *Script) error { return s.env.Advance(s.first()) },
 	"sleep": func(s *Script) error {
