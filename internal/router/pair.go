@@ -262,10 +262,12 @@ func (p *pair) ended(now time.Duration, leg Leg) {
 		p.do(action{kind: actServed, leg: leg})
 		return
 	}
-	p.endLegs(api.Errorf(api.ClientGone, "decode has ended"), endGrace)
+	p.endLegs(decodeEnded, endGrace)
 	p.becomeEnded(now, nil)
 	p.do(action{kind: actFinish})
 }
+
+var decodeEnded = api.Errorf(api.ClientGone, "decode has ended")
 
 // failed: before an attempt's first byte a leg's failure ends the other one and,
 // if it may help, another pair is tried. After it, decode has all it needs from

@@ -193,7 +193,9 @@ func (x *exchange) dispatch(now time.Duration) {
 	// outlive it by endGrace. The machine ends it.
 	a.ctx[Prefill], a.cancel[Prefill] = context.WithCancelCause(x.r.base)
 	a.ctx[Decode], a.cancel[Decode] = context.WithCancelCause(x.req.Context())
-	a.scored = make(chan struct{})
+	if wanted, _ := x.scan.PromptScores(x.kind); wanted {
+		a.scored = make(chan struct{})
+	}
 	x.wellAt = now
 	x.watchOver(a, x.watchOpen)
 	x.memory.use()

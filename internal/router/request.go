@@ -94,7 +94,9 @@ func (x *exchange) readBody(limit time.Duration) *api.Error {
 	if n > most {
 		return tooLarge(most)
 	}
-	x.rc.SetReadDeadline(time.Now().Add(min(limit, x.r.cfg.BodyTimeout)))
+	if limit < x.r.cfg.BodyTimeout { // which BoundBody has set
+		x.rc.SetReadDeadline(time.Now().Add(limit))
+	}
 	size := n
 	if n < 0 {
 		size = 4 << 10
