@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,7 +27,7 @@ type benchCmd struct {
 
 type benchEngineCmd struct {
 	Model     string `arg:"" help:"Path of a GGUF file, a name that pull knows, or tiny (built in)."`
-	Prefill   Counts `help:"Lengths of prompts in tokens, or none." default:"128,512,2048"`
+	Prefill   Counts `help:"Lengths of prompts in tokens, or none; by default those of these that the model has room for." default:"128,512,2048"`
 	Decode    Counts `help:"Numbers of sequences that decode together, or none." default:"1,4,8,16,32"`
 	Context   int    `help:"Tokens that each decoding sequence holds already." default:"256"`
 	Chunk     int    `help:"Tokens of one prefill chunk." default:"512"`
@@ -90,6 +91,9 @@ func (c *benchEngineCmd) Run(ctx context.Context, s *settings) error {
 		return usageError{err}
 	}
 	defer f.Close()
+	if h, err := f.Hyper(); err == nil && !s.chosen("prefill") {
+		c.Prefill = slices.DeleteFunc(c.Prefill, func(n int) bool { return n > h.Context })
+	}
 	b := bench.Engine{Name: c.Model, File: f, Prefill: c.Prefill, Decode: c.Decode, Context: c.Context, Chunk: c.Chunk, Threads: c.Threads,
 		Rounds: c.Rounds, KVDType: c.KVDType, Precision: c.Precision, Progress: os.Stderr}
 	if b.Threads == 0 {
