@@ -111,10 +111,10 @@ var unsupported = map[string]string{
 	"best_of": "1", "suffix": `""`, "regex": "null", "json_schema": "null", "ebnf": "null", "structural_tag": "null",
 	"guided_json": "null", "guided_regex": "null", "guided_choice": "null", "guided_grammar": "null", "structured_outputs": "null",
 	"echo": "false", "audio": "null", "modalities": `["text"]`, "prediction": "null", "web_search_options": "null",
-	"image_data": "null", "video_data": "null", "audio_data": "null", "input_embeds": "null", "lora_path": "null", "session_params": "null",
-	"return_hidden_states": "false", "custom_logit_processor": "null", "logits_processors": "null", "min_tokens": "0", "min_new_tokens": "0",
+	"image_data": "[]", "video_data": "[]", "audio_data": "[]", "input_embeds": "null", "lora_path": "null", "session_params": "null",
+	"return_hidden_states": "false", "custom_logit_processor": "null", "logits_processors": "[]", "min_tokens": "0", "min_new_tokens": "0",
 	"prompt_logprobs": "null", "input_token_logprobs": "null", "top_logprobs_num_input": "0", "token_ids_logprob": "null",
-	"continue_final_message": "false", "stop_regex": "null", "reasoning_effort": "null", "verbosity": `"medium"`, "chat_template": "null",
+	"continue_final_message": "false", "stop_regex": "[]", "reasoning_effort": "null", "verbosity": `"medium"`, "chat_template": "null",
 	"chat_template_kwargs": "{}", "documents": "[]", "use_beam_search": "false", "length_penalty": "1", "truncate_prompt_tokens": "null",
 	"allowed_token_ids": "null", "bad_words": "[]", "skip_special_tokens": "true", "add_special_tokens": "true", "add_generation_prompt": "true",
 }
@@ -227,7 +227,7 @@ func isNull(val []byte) bool { return string(val) == "null" }
 
 func (p *parser) field(key string, val []byte) *Error {
 	if def, ok := unsupported[key]; ok && !(key == "echo" && p.r.Kind == Completion) {
-		if isNull(val) || string(compact(val)) == def {
+		if isNull(val) || sameValue(compact(val), def) {
 			return nil
 		}
 		return &Error{Code: Unsupported, Param: key, Message: "`" + key + "` is not supported; leave it out"}
@@ -752,6 +752,16 @@ func (p *parser) logitBias(val []byte) *Error {
 		p.s.LogitBias = append(p.s.LogitBias, b)
 		return nil
 	})
+}
+
+// sameValue tells whether a compact value says what def says: 1.0 is 1.
+func sameValue(val []byte, def string) bool {
+	if string(val) == def {
+		return true
+	}
+	a, err := strconv.ParseFloat(string(val), 64)
+	b, no := strconv.ParseFloat(def, 64)
+	return err == nil && no == nil && a == b
 }
 
 func eachFieldIn(name string, val []byte, f func(key string, val []byte) *Error) *Error {

@@ -219,3 +219,19 @@ func TestJSONFault(t *testing.T) {
 		}
 	}
 }
+
+// What a client sends that only spells out the default is no wish for what we
+// lack, however it spells it.
+func TestDefaultsOfTheUnsupported(t *testing.T) {
+	for field, want := range map[string]bool{
+		`"length_penalty":1`: true, `"length_penalty":1.0`: true, `"length_penalty":1e0`: true, `"length_penalty":0.5`: false, `"length_penalty":"1.0"`: false,
+		`"best_of":1.0`: true, `"best_of":2.0`: false, `"min_tokens":0.0`: true, `"min_tokens":-0`: true, `"min_tokens":1`: false,
+		`"response_format": { "type" : "text" }`: true, `"response_format":{"type":"json_object"}`: false,
+		`"stop_regex":[]`: true, `"stop_regex":["a"]`: false, `"image_data":[ ]`: true, `"image_data":["x"]`: false, `"session_params":{}`: false,
+		`"logits_processors":[]`: true, `"guided_json":{}`: false, `"regex":""`: false, `"use_beam_search":false`: true, `"use_beam_search":0`: false,
+	} {
+		if _, e := ParseCompletion([]byte(`{"prompt":"a",` + field + `}`)); (e == nil) != want {
+			t.Errorf("%s: %v", field, e)
+		}
+	}
+}
