@@ -407,6 +407,7 @@ func (s *sglang) event(c *choice, delta string) any {
 		b.IDs = []int32{}
 	}
 	s.fill(b, c, from, text, from == 0)
+	b.Meta.Finish = nil // last says it, once, also where a stop string ends the answer with this token
 	s.number(b, c)
 	return b
 }

@@ -23,3 +23,20 @@ func TestChatLogprobsHaveTheirLists(t *testing.T) {
 		}
 	}
 }
+
+// A stream says once why an answer ended, in its last event, also where a stop
+// string ended it with the token before.
+func TestStreamEndsOnce(t *testing.T) {
+	for _, deltas := range []bool{false, true} {
+		s := &sglang{req: &api.Request{Kind: api.Generate, ItemNum: 1}, ids: []string{"r"}, deltas: deltas, text: byteText{size: 256}}
+		c := &choice{job: &Job{}, sampling: &api.Sampling{Logprobs: -1}, stops: []string{"b"}, outs: []engine.Output{{Token: 'a'}, {Token: 'b'}}}
+		delta, _ := c.release("b", 2)
+		var ends []any
+		for _, v := range append([]any{s.event(c, delta)}, s.last(c, "")...) {
+			ends = append(ends, v.(*sglangBody).Meta.Finish)
+		}
+		if len(ends) != 2 || ends[0] != nil || ends[1] != (sglangFinish{Type: EndStop, Matched: "b"}) {
+			t.Errorf("deltas %v: %v", deltas, ends)
+		}
+	}
+}
