@@ -154,6 +154,8 @@ func hint(err error) error {
 	switch at := p.Context.Selected(); {
 	case at == nil:
 		return fmt.Errorf("%w; metronome --help lists the commands", err)
+	case strings.HasPrefix(err.Error(), "unknown flag "):
+		return fmt.Errorf("%w; %s --help lists those that there are", err, at.FullPath())
 	case strings.HasPrefix(err.Error(), "expected "):
 		return fmt.Errorf("%w; %s --help shows what may follow", err, at.FullPath())
 	}

@@ -44,10 +44,16 @@ func (s *settings) load(args []string) error {
 		return usagef("--config: %v", err)
 	}
 	if err := yaml.Unmarshal(data, &s.yaml); err != nil {
-		return usagef("--config %s: %v", s.file, err)
+		return usagef("--config %s: %v", s.file, plainYAML(err))
 	}
 	return nil
 }
+
+var yamlWords = strings.NewReplacer("construct errors: ", "", "cannot construct", "cannot take", "into map[string]interface {}", "as lines like NAME: VALUE", "into []string", "as a list",
+	"!!str", "the text", "!!seq", "a list", "!!map", "a map", "!!int", "the number", "!!float", "the number", "!!bool", "the word")
+
+// plainYAML says what is wrong with a YAML file without the types of YAML and Go.
+func plainYAML(err error) string { return yamlWords.Replace(err.Error()) }
 
 func envName(flag string) string {
 	return "METRONOME_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))

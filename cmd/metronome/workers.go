@@ -29,7 +29,7 @@ func parseWorkers(data []byte) (w workersFile, err error) {
 			}
 		}
 		if err = yaml.Unmarshal(data, &w); err != nil {
-			return workersFile{}, fmt.Errorf("not the lists prefill and decode: %w", err)
+			return workersFile{}, fmt.Errorf("not the lists prefill and decode: %s", plainYAML(err))
 		}
 	} else if w, err = workerLines(string(data)); err != nil {
 		return workersFile{}, err
