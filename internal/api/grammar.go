@@ -43,11 +43,14 @@ const (
 
 // stops marks the bytes of w that end a run of ordinary string bytes: a quote,
 // a backslash, a control character. Only the lowest mark is exact (a borrow
-// may mark a byte above it), and only that one is used.
-func stops(w uint64) uint64 {
-	q := w ^ ones*'"'
-	e := w ^ ones*'\\'
-	return ((q-ones)&^q | (e-ones)&^e | (w-ones*0x20)&^w) & highs
+// may mark a byte above it), and only that one is used. With its second bit
+// turned a quote is the one byte beside the control characters that is below
+// 0x21, so one comparison finds both.
+func stops(w uint64) uint64 { return marks(w) & highs }
+
+// marks has the marks of stops among other bits.
+func marks(w uint64) uint64 {
+	return ((w ^ ones*2 - ones*0x21) | (w ^ ones*'\\' - ones)) &^ w
 }
 
 // skipPlain skips ordinary string bytes, up to the one that ends them or to
@@ -63,7 +66,7 @@ func skipPlain(b []byte, i int) int {
 			c := b[i : i+32 : i+32] // one bounds check
 			w0, w1 := binary.LittleEndian.Uint64(c[0:8]), binary.LittleEndian.Uint64(c[8:16])
 			w2, w3 := binary.LittleEndian.Uint64(c[16:24]), binary.LittleEndian.Uint64(c[24:32])
-			if stops(w0)|stops(w1)|stops(w2)|stops(w3) != 0 {
+			if (marks(w0)|marks(w1)|marks(w2)|marks(w3))&highs != 0 {
 				break
 			}
 		}

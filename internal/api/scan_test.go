@@ -185,6 +185,23 @@ func corpus() []string {
 	return c
 }
 
+// Each byte, at each place among ordinary ones, ends a run exactly if it is a
+// quote, a backslash or a control character.
+func TestSkipPlain(t *testing.T) {
+	for c := range 256 {
+		stop := c < 0x20 || c == '"' || c == '\\'
+		for _, other := range []byte{' ', '!', '#', '[', ']', 0x7f, 0x80, 0xa2, 0xff} {
+			for at := range 80 {
+				b := bytes.Repeat([]byte{other}, 96)
+				b[at] = byte(c)
+				if got := skipPlain(b, 0); stop && got != at || !stop && got < 88 {
+					t.Fatalf("%#x at %d among %#x: stopped at %d", c, at, other, got)
+				}
+			}
+		}
+	}
+}
+
 func FuzzScan(f *testing.F) {
 	for _, s := range corpus() {
 		f.Add([]byte(s))
