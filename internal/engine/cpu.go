@@ -91,8 +91,15 @@ type phases struct{ enter, mul, place, attend, fold, leave, middle, swiglu, use 
 
 // New makes an engine over shared weights: KV memory for cfg.Pages pages, all
 // scratch, and its threads. A TP that does not divide the KV heads, a dtype
-// without arithmetic, or sizes out of range are errors.
-func New(w *Weights, cfg Config) (*CPU, error) {
+// without arithmetic, sizes out of range, or a model whose file is cut short
+// while it is hashed are errors.
+func New(w *Weights, cfg Config) (e *CPU, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if memoryGone(recover(), w.mapped) {
+			e, err = nil, ErrModelGone
+		}
+	}()
 	h := &w.hyper
 	if err := cfg.check(h.KVHeads, h.Context); err != nil {
 		return nil, err
@@ -104,7 +111,7 @@ func New(w *Weights, cfg Config) (*CPU, error) {
 	if cfg.Threads == 0 {
 		cfg.Threads = Cores
 	}
-	e := &CPU{w: w, cfg: cfg, dtype: dtypes[cfg.KVDType]}
+	e = &CPU{w: w, cfg: cfg, dtype: dtypes[cfg.KVDType]}
 	e.geo = kv.Geometry{Layers: h.Layers, Heads: h.KVHeads, TokenBytes: tokenBytes, PageSize: cfg.PageSize}
 	if e.arenas, err = newArenas(e.geo, cfg.Pages, cfg.TP); err != nil {
 		return nil, err

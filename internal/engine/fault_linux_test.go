@@ -45,6 +45,29 @@ func TestFileCutShort(t *testing.T) {
 	}
 }
 
+// One that is cut short before it is hashed is an error of New.
+func TestFileCutShortWhileLoading(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	if err := os.WriteFile(path, model.Builtin(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := model.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w, err := LoadWeights(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 1<<16); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(w, Config{Pages: 8, PageSize: 16, Threads: 2, Context: 64, MaxBatchTokens: 64, KVDType: "f16", Precision: "native", TP: 1}); !errors.Is(err, ErrModelGone) {
+		t.Errorf("New: %v", err)
+	}
+}
+
 type fault uintptr
 
 func (f fault) Addr() uintptr { return uintptr(f) }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -66,7 +67,8 @@ func (f *File) fingerprint() string {
 }
 
 // leaves are the sha256 of every piece of every tensor, in the order of names.
-// Its goroutines end before it returns.
+// Its goroutines end before it returns. It panics as they do where the file is
+// cut short meanwhile, for the caller to take.
 func (f *File) leaves() [][sha256.Size]byte {
 	var pieces [][]byte
 	for _, name := range f.names {
@@ -75,13 +77,23 @@ func (f *File) leaves() [][sha256.Size]byte {
 	sums := make([][sha256.Size]byte, len(pieces))
 	var next atomic.Int64
 	var all sync.WaitGroup
+	var fault atomic.Value
 	for range min(runtime.GOMAXPROCS(0), len(pieces)) {
 		all.Go(func() {
+			debug.SetPanicOnFault(true)
+			defer func() {
+				if p := recover(); p != nil {
+					fault.CompareAndSwap(nil, &p)
+				}
+			}()
 			for i := int(next.Add(1)) - 1; i < len(pieces); i = int(next.Add(1)) - 1 {
 				sums[i] = sha256.Sum256(pieces[i])
 			}
 		})
 	}
 	all.Wait()
+	if p, ok := fault.Load().(*any); ok {
+		panic(*p)
+	}
 	return sums
 }
