@@ -111,3 +111,25 @@ func TestRefusedRequestsAreCounted(t *testing.T) {
 		}
 	})
 }
+
+// A request of more answers than the worker has places for is the caller's
+// mistake: told to come again, it would do so for ever.
+func TestBatchBeyondAllPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimWorker(t, Config{Role: Serve, MaxRunning: 1, MaxQueued: 3})
+		w.wireServe()
+		front, err := newFront(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer runLoops(t, w)()
+		for n, want := range map[int]int{3: 200, 5: 400, 100: 400} {
+			got := httptest.NewRecorder()
+			body := fmt.Sprintf(`{"text":"a","sampling_params":{"n":%d,"max_new_tokens":1}}`, n)
+			front.ServeHTTP(got, httptest.NewRequestWithContext(t.Context(), "POST", "/generate", strings.NewReader(body)))
+			if got.Code != want {
+				t.Errorf("%d answers: %d %s", n, got.Code, got.Body)
+			}
+		}
+	})
+}

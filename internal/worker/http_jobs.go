@@ -26,6 +26,10 @@ func (h *httpSide) makeJobs(r *api.Request, rid string, deadline time.Time, wake
 	if err := h.needRoom(r); err != nil {
 		return nil, err
 	}
+	// Nobody can wait for a place that there is not: this would be 429 for ever.
+	if most := (h.cfg.MaxRunning + h.cfg.MaxQueued) * h.cfg.DP; r.ItemNum > most {
+		return nil, api.Errorf(api.InvalidRequest, "%d answers asked for in one request; this worker has places for %d (--max-running and --max-queued)", r.ItemNum, most)
+	}
 	var cs []*choice
 	for p, ids := range prompts {
 		s := r.Of(p)
