@@ -37,12 +37,13 @@ func (r *Router) forward(w http.ResponseWriter, req *http.Request) {
 		}
 		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
-	wk, e := r.table.first(r.now(), prefer)
-	if e != nil {
-		api.WriteError(w, e)
-		return
+	ws, e := r.table.usable(r.now(), prefer)
+	var a *answer
+	for _, wk := range ws[:min(len(ws), factsTries)] { // one may be gone before a probe has found out
+		if a, e = r.ask(req.Context(), wk, req, body); e == nil || req.Context().Err() != nil {
+			break
+		}
 	}
-	a, e := r.ask(req.Context(), wk, req, body)
 	if e != nil {
 		api.WriteError(w, e)
 		return

@@ -551,19 +551,22 @@ func (t *table) count() {
 	}
 }
 
-// first is a usable worker, decode's or prefill's as asked, for requests that
-// any one can answer. It prefers prefer's pool and falls back on the other.
-func (t *table) first(now time.Duration, prefer Leg) (*worker, *api.Error) {
+// usable are the workers to ask what any one can answer: those of prefer's pool,
+// then the others.
+func (t *table) usable(now time.Duration, prefer Leg) (ws []*worker, e *api.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, leg := range []Leg{prefer, prefer.other()} {
 		for _, w := range t.pools[leg].workers {
 			if w.standing.usable(now) {
-				return w, nil
+				ws = append(ws, w)
 			}
 		}
 	}
-	return nil, t.noneUsable(prefer, now)
+	if len(ws) == 0 {
+		e = t.noneUsable(prefer, now)
+	}
+	return ws, e
 }
 
 // all lists the workers, prefills first. The slice is the caller's.

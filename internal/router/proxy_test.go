@@ -663,6 +663,12 @@ func TestFacts(t *testing.T) {
 		if got := f.post("/tokenize", `{"text":"a"}`); got.body != `{"worker":"d0:1","path":"/tokenize","body":"{\"text\":\"a\"}"}` {
 			t.Errorf("%+v", got)
 		}
+		kept := f.p[0].serve
+		f.p[0].serve = func(*stub, http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }
+		if got := f.get("/v1/models"); got.body != `{"worker":"p1:1","path":"/v1/models","body":""}` {
+			t.Errorf("after the first one broke off: %+v", got)
+		}
+		f.p[0].serve = kept
 		f.p[1].serve = says(500, "x")
 		got := f.get("/server_info")
 		var v struct {

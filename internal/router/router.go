@@ -26,6 +26,7 @@ const (
 	clientIdle     = 2 * time.Minute
 	closeGrace     = time.Second
 	factsTimeout   = 5 * time.Second // of a GET that a worker answers for us
+	factsTries     = 3               // workers that are asked for what any one can answer
 	factsMax       = 4 << 20
 	requestIDBytes = 128
 )
