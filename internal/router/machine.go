@@ -35,6 +35,17 @@ func (m *Machine) Picked(now time.Duration, prefill, decode string) {
 	m.pair.Step(now, event{kind: evPicked, workers: [2]string{prefill, decode}})
 }
 
+// None is the other answer to DoPick: there is no pair.
+func (m *Machine) None(now time.Duration, code, text string) {
+	m.pair.Step(now, event{kind: evNone, err: api.Errorf(api.Code(code), "%s", text)})
+}
+
+// Out: the probes of a leg's worker fail. spare: another one is usable; goesOn:
+// it could go on with the stream, which has fallen silent.
+func (m *Machine) Out(now time.Duration, attempt int, leg Leg, spare, goesOn bool) {
+	m.pair.Step(now, event{kind: evOut, attempt: attempt, leg: leg, spare: spare, goesOn: goesOn})
+}
+
 // Data: decode's first data of this attempt is at hand.
 func (m *Machine) Data(now time.Duration, attempt int) {
 	m.pair.Step(now, event{kind: evData, attempt: attempt, leg: Decode})

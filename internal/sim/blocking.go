@@ -66,7 +66,7 @@ func Compare(hung int, blocking bool) *Comparison {
 	p.Faults, p.Requests, p.Blocking = nil, nil, blocking
 	p.PrefillPages, p.DecodePages, p.PageSize, p.MaxRunning, p.MaxQueued, p.Reserved = 512, 512, 16, 32, 512, 16
 	p.DecodeBase, p.Attempts, p.Interval, p.Timeout, p.ResolveTimeout = sceneBeat, 15, time.Second, 5*time.Second, 120*time.Second
-	p.DP, p.FollowRoom, p.Boot = nil, true, 0
+	p.DP, p.FollowRoom, p.Boot, p.Probes = nil, true, 0, false
 	p.Retries, p.Migrations, p.Calm = 0, 0, sceneEnd
 	p.Net = NetPlan{Delay: 200 * time.Microsecond, Jitter: 200 * time.Microsecond, Bandwidth: 1e9}
 	ask := func(at time.Duration, prefill, tokens int) {

@@ -33,6 +33,7 @@ type Plan struct {
 	MaxPerAddr       int // requests that wait for one unresolved address
 	KVTimeout        time.Duration
 	BootstrapTimeout time.Duration
+	Probes           bool          // the router probes its workers
 	Boot             time.Duration // how long a prefill takes to register
 	FollowRoom       bool          // a room's DP rank follows from its number, else the registry is asked
 	Retries          int           // further pairs before the first byte
@@ -147,7 +148,7 @@ func Draw(seed uint64, s Shape) *Plan {
 	p.drawRequests(r, s)
 	p.mustRequests(s)
 	p.drawRanks(r, pick)
-	p.Boot = span(0, 200*time.Millisecond)
+	p.Boot, p.Probes = span(0, 200*time.Millisecond), r.IntN(2) == 0
 	return p
 }
 

@@ -1,8 +1,8 @@
 package sim
 
 import (
-	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/metronome-serve/metronome/internal/engine"
@@ -86,27 +86,30 @@ func (l *legEnd) refuse(code sched.Code, why string) {
 // front is the router with its clients.
 type front struct {
 	*process
-	net   *network
-	plan  *Plan
-	calls []*call
-	rooms int64
-	heard func(q *Request) // a token has come; or nil
+	net    *network
+	plan   *Plan
+	calls  []*call
+	rooms  int64
+	heard  func(q *Request) // a token has come; or nil
+	missed map[string]int   // probes in a row, by worker
 }
 
 // call is one request at the router.
 type call struct {
-	f      *front
-	q      *Request
-	m      *router.Machine
-	legs   [2]*socket // of the attempt of that number; nil: none, or over
-	seed   *uint64    // of this attempt
-	tokens []int32
-	began  time.Duration
-	picks  int
-	over   bool
-	ended  time.Duration
-	code   string // how it ended; "": well
-	text   string
+	f       *front
+	q       *Request
+	m       *router.Machine
+	legs    [2]*socket // of the attempt of that number; nil: none, or over
+	seed    *uint64    // of this attempt
+	workers [2]string  // the same
+	tokens  []int32
+	began   time.Duration
+	spoke   time.Duration // when the last token came
+	picks   int
+	over    bool
+	ended   time.Duration
+	code    string // how it ended; "": well
+	text    string
 }
 
 // connectTime is how long the router waits for a connection to a worker.
@@ -168,12 +171,82 @@ func (c *call) endLeg(leg router.Leg, grace time.Duration) {
 	c.f.after(grace, func() { s.close("the router ends the leg") })
 }
 
-// pick takes the pair that the plan says, then the others in turn.
+// pick takes the pair that the plan says, then the others in turn, without
+// those whose probes fail.
 func (c *call) pick() {
-	p := fmt.Sprintf("p%d", (c.q.Prefill+c.picks)%len(c.f.plan.Prefills))
-	d := fmt.Sprintf("d%d", (c.q.Decode+c.picks)%len(c.f.plan.Decodes))
+	plan := c.f.plan
+	p, okP := c.f.usable("p", c.q.Prefill+c.picks, len(plan.Prefills))
+	d, okD := c.f.usable("d", c.q.Decode+c.picks, len(plan.Decodes))
 	c.picks++
-	c.tell(func() { c.m.Picked(c.f.now, p, d) })
+	switch {
+	case !okP:
+		c.tell(func() { c.m.None(c.f.now, string(sched.NoPrefill), "no prefill worker is usable") })
+	case !okD:
+		c.tell(func() { c.m.None(c.f.now, "no_decode", "no decode worker is usable") })
+	default:
+		c.workers = [2]string{router.Prefill: p, router.Decode: d}
+		c.tell(func() { c.m.Picked(c.f.now, p, d) })
+	}
+}
+
+// usable is the first of n workers, from one of them on, whose probes do not fail.
+func (f *front) usable(role string, from, n int) (name string, ok bool) {
+	for i := range n {
+		if name := role + strconv.Itoa((from+i)%n); f.missed[name] < probesOut {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// Of probes: how often, how long one may take, and how many must fail in a row.
+const (
+	probeEvery = 2 * time.Second
+	probeTime  = time.Second
+	probesOut  = 2
+)
+
+// probe asks a worker now and then whether it is well. When it is out, whoever
+// waits for it is told.
+func (f *front) probe(name string) {
+	over := false
+	answered := func(well bool) {
+		if over {
+			return
+		}
+		over = true
+		if f.missed[name]++; well {
+			f.missed[name] = 0
+		}
+		if f.missed[name] >= probesOut {
+			for _, c := range f.calls {
+				c.out(name)
+			}
+		}
+	}
+	cancel := f.net.ask(f.process, name, func(to *process, reply func(any)) { reply(!to.draining) },
+		func(m any, _ string) { answered(m == true) })
+	f.after(probeTime, func() {
+		cancel()
+		answered(false)
+	})
+	f.after(probeEvery, func() { f.probe(name) })
+}
+
+// out tells the machine that the probes of a worker fail.
+func (c *call) out(name string) {
+	n := c.m.Attempt()
+	for _, leg := range [...]router.Leg{router.Prefill, router.Decode} {
+		if c.over || c.workers[leg] != name || c.m.Attempt() != n {
+			continue
+		}
+		long, all := probeTime, len(c.f.plan.Decodes)
+		if leg == router.Prefill { // most streams never need theirs again
+			long, all = 5*probeTime, len(c.f.plan.Prefills)
+		}
+		_, spare := c.f.usable(name[:1], 0, all)
+		c.tell(func() { c.m.Out(c.f.now, n, leg, spare, len(c.tokens) > 0 && c.f.now-c.spoke >= long) })
+	}
 }
 
 // sendBoth sends both legs of an attempt.
@@ -185,8 +258,7 @@ func (c *call) sendBoth() {
 		seed = *c.seed
 	}
 	c.seed = &seed
-	p := fmt.Sprintf("p%d", (c.q.Prefill+c.picks-1)%len(f.plan.Prefills))
-	d := fmt.Sprintf("d%d", (c.q.Decode+c.picks-1)%len(f.plan.Decodes))
+	p, d := c.workers[router.Prefill], c.workers[router.Decode]
 	f.say("request %d attempt %d: %s %s room %d, %d + %d tokens, max %d", q.ID, c.m.Attempt(), p, d, f.rooms, q.Length, len(c.tokens), q.MaxTokens)
 	ask := &askMsg{q: q, room: f.rooms, addr: p, left: q.Timeout - (f.now - c.began), done: slices.Clone(c.tokens), seed: c.seed}
 	c.send(router.Prefill, p, ask)
@@ -268,7 +340,7 @@ func (c *call) token(m tokenMsg) {
 	if want := engine.RefToken(c.q.prompt(), c.tokens, seed); m.token != want {
 		c.f.broken("tokens", "request %d: token %d is %d, it should be %d", c.q.ID, m.index, m.token, want)
 	}
-	c.tokens = append(c.tokens, m.token)
+	c.tokens, c.spoke = append(c.tokens, m.token), c.f.now
 	if c.f.heard != nil {
 		c.f.heard(c.q)
 	}

@@ -82,8 +82,16 @@ func (f *fleet) live() {
 	}
 }
 
-// schedule puts requests and faults at their times.
+// schedule puts requests, faults and probes at their times.
 func (f *fleet) schedule() {
+	if f.plan.Probes {
+		for _, p := range f.prefills {
+			f.front.probe(p.name)
+		}
+		for _, d := range f.decodes {
+			f.front.probe(d.name)
+		}
+	}
 	for i := range f.plan.Requests {
 		q := &f.plan.Requests[i]
 		f.after(q.At, func() { f.front.start(q) })
@@ -98,7 +106,7 @@ func newFleet(p *Plan, log io.Writer) *fleet {
 	w := &world{rng: rand.New(rand.NewPCG(p.Seed, 1)), log: log}
 	n := &network{world: w, cfg: p.Net, names: map[string]*process{}, workers: map[*process]any{},
 		blocked: map[path]int{}, held: map[path][]*socket{}, slow: map[path]time.Duration{}, trickle: map[path]trickle{}, delivered: map[int64]bool{}}
-	f := &fleet{world: w, plan: p, net: n, front: &front{process: newProcess(w, "router"), net: n, plan: p}}
+	f := &fleet{world: w, plan: p, net: n, front: &front{process: newProcess(w, "router"), net: n, plan: p, missed: map[string]int{}}}
 	for i := range p.Prefills {
 		w := newPrefill(n, p, i)
 		f.prefills = append(f.prefills, w)
@@ -274,8 +282,16 @@ func (f *fleet) drain(on *process, wait time.Duration, undo func(func())) {
 	on.draining = true
 	life, end := on.life, on.clock()+wait
 	if on == f.front.process {
-		f.after(wait, f.front.stopAll)
-		undo(func() { on.draining = false })
+		f.after(wait, func() {
+			if on.life == life {
+				f.front.stopAll()
+			}
+		})
+		undo(func() {
+			f.front.stopAll() // no request outlives its router
+			on.life++
+			on.draining = false
+		})
 		return
 	}
 	var look func()
