@@ -125,7 +125,7 @@ func (s *Set) newKV() {
 	s.Fetches = s.counters("parallel_info_fetch_total", "Ended fetches of a prefill's parallel info, by result.", "result", "ok", "failed", "local", "canceled")
 	s.FetchFlying = s.gauge("parallel_info_fetch_in_flight", "Fetches of parallel info under way.")
 	s.Known = s.gauge("parallel_info_known", "Prefills whose parallel info is in memory.")
-	s.Evicted = s.counters("peer_evicted_total", "Prefill records dropped, by cause.", "cause", "heartbeat", "replaced")
+	s.Evicted = s.counters("peer_evicted_total", "Prefill records dropped, by cause.", "cause", "heartbeat", "replaced", "idle")
 	s.KVBytes = s.counter("kv_transfer_bytes_total", "KV payload bytes received (decode) or sent (prefill).")
 	s.KVLatency = s.histogram("kv_transfer_latency_ms", "From the grant to the last page of a room, in milliseconds.", kvMSBuckets)
 	s.KVRejected = s.counters("kv_frames_rejected_total", "KV frames refused, by cause.", "cause", "crc", "unknown_grant")

@@ -83,6 +83,7 @@ func (h *httpSide) handler() http.Handler {
 	route("POST", "/v1/chat/completions", h.generation(api.ParseChat))
 	route("POST", "/v1/completions", h.generation(api.ParseCompletion))
 	route("POST", "/generate", h.generation(api.ParseGenerate))
+	mux.HandleFunc("PUT /generate", h.generation(api.ParseGenerate)) // SGLang takes both
 	route("GET", "/v1/models", h.models)
 	route("GET", "/model_info", h.modelInfo)
 	route("GET", "/get_model_info", h.modelInfo)

@@ -32,6 +32,7 @@ func (l oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 func TestBodiesThatNeverCome(t *testing.T) {
 	for head, want := range map[string]int{
 		"POST /generate": 408,
+		"PUT /generate":  408,
 		"POST /v1/completions\nX-Request-Timeout: 5s": 408,
 		"POST /generate\nX-Request-Timeout: soon":     400,
 		"POST /tokenize": 408,
