@@ -30,9 +30,25 @@ func newVector(conn net.Conn) *vector {
 	if err != nil {
 		return nil
 	}
+	raw.Control(roomy)
 	v := &vector{conn: raw}
 	v.once = v.readv
 	return v
+}
+
+// heldBytes is how much of a stream the system should hold for us.
+const heldBytes = 4 << 20
+
+// roomy has the system hold heldBytes of a stream from the start, if it may, and
+// more when it finds that more come. By itself it begins with 64 KiB and judges by
+// what is read in a round trip, which on a short link may stay too little for
+// ever: the sender then stops and waits, over and over. A low-water mark makes
+// it take the room; a buffer that is set by SO_RCVBUF would never grow, and
+// most systems allow that 208 KiB.
+func roomy(fd uintptr) {
+	for _, mark := range []int{heldBytes, 1} {
+		syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, mark)
+	}
 }
 
 // maxBuffers is how many buffers the system takes at a time.
