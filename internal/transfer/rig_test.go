@@ -344,15 +344,22 @@ func (r *rig) serve() {
 	r.pLog.on(func(e SenderEvent) {
 		switch e := e.(type) {
 		case *Granted:
-			if r.mine(e.Room) {
-				r.s.Bind(uint64(e.Room), e.Key)
-			}
+			r.bind(uint64(e.Room), e.Key)
 		case *Closed:
 			if r.mine(e.Room) {
 				r.s.CloseSend(uint64(e.Room), nil)
 			}
 		}
 	})
+}
+
+// bind is Bind for a request that the test may close meanwhile.
+func (r *rig) bind(req uint64, key GrantKey) {
+	r.s.mu.Lock()
+	if s := r.s.rooms.sends[req]; s != nil && !s.over {
+		r.s.rooms.bind(r.s.cfg.Now(), req, key)
+	}
+	r.s.settle()
 }
 
 // mine tells whether a room has a request at P.
