@@ -235,7 +235,7 @@ func TestTwoCores(t *testing.T) {
 		m := goodHello(small)
 		m.Hello = Hello{Instance: "d1", DP: 1}
 		p.send(appendFrame(nil, kindHello, 0, m.append), grantFrame(1, grantMsg{room: 1, dRanks: 1, tokens: 8, pages: 2}))
-		synctest.Wait() // it is first
+		synctest.Wait()                                           // it is first
 		r.grant(&testRoom{id: 1, tokens: 8, dp: pagesFrom(0, 2)}) // the same room: refused
 		r.grant(&testRoom{id: 2, tokens: 8, dp: pagesFrom(2, 2)})
 		synctest.Wait()
