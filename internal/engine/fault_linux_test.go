@@ -14,19 +14,7 @@ import (
 // that says so, on one thread and on several, and not the process.
 func TestFileCutShort(t *testing.T) {
 	for _, threads := range []int{1, 3} {
-		path := filepath.Join(t.TempDir(), "m.gguf")
-		if err := os.WriteFile(path, model.Builtin(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		f, err := model.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		w, err := LoadWeights(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		path, w := weightsInFile(t)
 		e := newCPU(t, w, Config{Pages: 8, PageSize: 16, Threads: threads})
 		run := func() error {
 			return e.Run(&Batch{Rows: []Row{{Tokens: make([]int32, 40), Pages: pages(0, 8), Sample: &Sampling{}}}})
@@ -47,7 +35,18 @@ func TestFileCutShort(t *testing.T) {
 
 // One that is cut short before it is hashed is an error of New.
 func TestFileCutShortWhileLoading(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "m.gguf")
+	path, w := weightsInFile(t)
+	if err := os.Truncate(path, 1<<16); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(w, Config{Pages: 8, PageSize: 16, Threads: 2, Context: 64, MaxBatchTokens: 64, KVDType: "f16", Precision: "native", TP: 1}); !errors.Is(err, ErrModelGone) {
+		t.Errorf("New: %v", err)
+	}
+}
+
+// weightsInFile is the built-in model in a file of its own.
+func weightsInFile(t *testing.T) (path string, w *Weights) {
+	path = filepath.Join(t.TempDir(), "m.gguf")
 	if err := os.WriteFile(path, model.Builtin(), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -55,17 +54,11 @@ func TestFileCutShortWhileLoading(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	w, err := LoadWeights(f)
-	if err != nil {
+	t.Cleanup(func() { f.Close() })
+	if w, err = LoadWeights(f); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(path, 1<<16); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(w, Config{Pages: 8, PageSize: 16, Threads: 2, Context: 64, MaxBatchTokens: 64, KVDType: "f16", Precision: "native", TP: 1}); !errors.Is(err, ErrModelGone) {
-		t.Errorf("New: %v", err)
-	}
+	return path, w
 }
 
 type fault uintptr
