@@ -213,10 +213,11 @@ func (c *legConn) exchange(ctx context.Context, req *legRequest) (*http.Response
 	return resp, nil
 }
 
-// readHead reads heads until one is not 1xx.
+// readHead reads heads until one is not 1xx. The bound is for all of them: a
+// worker that sends such heads for ever is one that lies.
 func (c *legConn) readHead() (*http.Response, error) {
+	c.left = headerMax
 	for {
-		c.left = headerMax
 		resp, err := http.ReadResponse(c.in, nil)
 		if err != nil {
 			return nil, err

@@ -364,6 +364,7 @@ func FuzzLegAnswers(f *testing.F) {
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n2;a=b\r\nok\r\n0\r\nX-T: 1\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nx",
 		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nraw",
+		strings.Repeat("HTTP/1.1 103 Early\r\n\r\n", headerMax/20) + "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
 		"HTTP/1.1 304 Not\r\nContent-Length: 5\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk", "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
 		"HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200\r\n\r\n", "SSH-2.0-x\r\n", "", "\r\n", "HTTP/1.1 200 OK\r\nA b: c\r\n\r\n", "HTTP/1.1 200 OK\nConnection: close\n\nx", "HTTP/1.1 200 OK\r\nPragma: no-cache\r\n\r\n",
 		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", headerMax) + "\r\n\r\n", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", headerMax-40) + "\r\n\r\n",
