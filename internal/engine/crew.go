@@ -238,8 +238,9 @@ const (
 // turn is how long a helper computes before it offers its CPU to others, of its
 // own accord and with no tile in hand. Where none waits that costs 0.2 µs. Where
 // one does, the system would soon stop the helper for it in the middle of a
-// tile, which the caller then waits for. Linux gives a thread 1.4 ms and more.
-const turn = 2 * time.Millisecond
+// tile, which the caller then waits for. Linux gives a thread up to a tick of 4 ms:
+// so who shares the CPU with a helper has half of it.
+const turn = 4 * time.Millisecond
 
 // spin waits until there is what it looks for, or, false, for too long.
 func (c *crew) spin(long time.Duration, there func() bool) bool {
